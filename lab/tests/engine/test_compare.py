@@ -409,6 +409,27 @@ def test_a_lead_over_a_network_that_did_not_learn_is_none():
     assert judge(rule, better, 1.0).verdict == "reproduced"
 
 
+def test_no_order_is_judged_between_sides_of_different_schedules():
+    def of(model, value, batch, started):
+        rows = noisy(model, [value, value + 0.01, value - 0.01], [0.97] * 3)
+        return [replace(one, id=f"{one.id}-{batch}", started=started, config=one.config | {"batch_size": batch})
+                for one in rows]  # fmt: skip
+
+    rule = Beats(
+        Measure("accuracy", "deq-386", "mnist", at=0.0), Measure("accuracy", "ffw-9", "mnist", at=0.0), "higher"
+    )
+    deq, short, long = (
+        of("deq-386", 0.6, 128, "2026-01"),
+        of("ffw-9", 0.7, 128, "2026-01"),
+        of("ffw-9", 0.4, 16, "2026-02"),
+    )
+    alone = judge(rule, [*deq, *long], suite="noise-mnist")
+    assert alone.verdict == "not judged" and "trained alike" in alone.why
+    assert judge(rule, [*deq, *long, *short], suite="noise-mnist").verdict == "refuted"
+    both = [*deq, *long, *short, *of("deq-386", 0.5, 16, "2026-02")]
+    assert judge(rule, both, suite="noise-mnist").verdict == "reproduced"
+
+
 def test_no_order_is_judged_where_both_sides_say_nothing():
     fields = {"suite": "prefix-sums", "task": "prefix-sums", "size": None, "metric": "accuracy", "at": 512}
     rule = Beats(

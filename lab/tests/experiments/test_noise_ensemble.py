@@ -2,14 +2,16 @@
 
 import dataclasses
 import math
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from wellposed_lab.config import Training
+from wellposed_lab.config import Schedule, Training
 from wellposed_lab.engine.run import Context
-from wellposed_lab.experiments.noise import solve
+from wellposed_lab.experiments.noise import ensemble, solve, training
 from wellposed_lab.experiments.noise.ensemble import Draws, Member, Noises, make_stack
 from wellposed_lab.experiments.noise.models import (
     LOOSE,
@@ -26,19 +28,21 @@ from wellposed_lab.experiments.noise.solve import (
     Found,
     attach,
     solve_adjoint,
+    solve_at_once,
     solve_averaged,
     solve_plain,
     unrolled,
 )
-from wellposed_lab.experiments.noise.training import NoiseSchedule, chosen, score, train
+from wellposed_lab.experiments.noise.training import Trainer, chosen, score, train
 from wellposed_lab.networks.twins import FeedForward
 
 from wellposed.equilibrium import Implicit, MeanRelative, Relative, Unrolled, fixed_point
 from wellposed.models import Noise
 from wellposed.training import fit
+from wellposed.training.checkpoint import Checkpoint
 
 CPU, INPUTS, CLASSES = torch.device("cpu"), 12, 4
-SCHEDULE = NoiseSchedule(images=48, epochs=2, batch_size=16, learning_rate=1e-3)
+SCHEDULE = Schedule(images=48, epochs=2, batch_size=16, learning_rate=1e-3)
 
 
 def data() -> tuple[Tensor, Tensor]:
@@ -109,7 +113,7 @@ def test_a_penalty_keeps_the_jacobians_of_a_regression_small() -> None:
     penalties = []
     for kind in (RegressionRun, PenalisedRegressionRun):
         run = kind(suite="", seed=0, scale="paper", task=task, training=training, points=(), pair=Pair("deq", 1))
-        stack = make_stack([Member(run.pair, None, 0)], 1, 1, "cpu")
+        stack = make_stack([run.member], 1, 1, "cpu")
         stack.unrolled = True
         run._trained(stack, Context())
         penalties.append(float(penalty(stack.member(0), task.test(0, None)[0]).detach()))
@@ -189,14 +193,97 @@ def test_solves_are_those_of_the_library() -> None:
 
 
 def test_a_program_that_looks_at_no_values_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solve, "_compiled", lambda function, static: function)
+    monkeypatch.setattr(solve, "compiled", lambda function, static: function)
     generator = torch.Generator().manual_seed(0)
-    W, x = torch.randn(2, 9, 9, generator=generator) / 4.5, torch.randn(2, 5, 9, generator=generator)
-    none = torch.zeros(2, 1, 1)
-    for static in (solve_plain(W, x, True), solve_averaged(W, x, none, None, True)):
-        dynamic = solve_plain(W, x) if static.mean is static.value else solve_averaged(W, x, none, None)
-        assert torch.equal(static.value, dynamic.value) and torch.equal(static.steps, dynamic.steps)
-        assert torch.equal(static.mean, dynamic.mean)
+    W, x = torch.randn(3, 9, 9, generator=generator) / 4.5, torch.randn(3, 40, 9, generator=generator)
+    amplitude = torch.tensor([0.0, 0.003, 0.02])[:, None, None].expand(3, 1, 9)
+    noise = torch.randn(STEPS, 3, 40, 9, generator=generator)
+    found, drawn = solve_at_once(W, x, amplitude, noise), iter(noise[:, 1:])
+    quiet = solve_plain(W[:1], x[:1])
+    noisy = solve_averaged(W[1:], x[1:], amplitude[1:], lambda done: next(drawn))
+    for name in ("value", "mean", "steps"):
+        expected = torch.cat([getattr(quiet, name), getattr(noisy, name)])
+        torch.testing.assert_close(getattr(found, name), expected, rtol=1e-5, atol=2e-6)
+    assert all(len(part.unique()) > 1 for part in (quiet.steps, noisy.steps))
+
+
+def test_halves_change_solutions_by_less_than_they_are_solved_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solve, "compiled", lambda function, static: function)
+    generator = torch.Generator().manual_seed(0)
+    W, x = torch.randn(3, 128, 128, generator=generator) / 16, torch.randn(3, 16, 128, generator=generator)
+    amplitude = torch.tensor([0.0, 0.01, 0.05])[:, None, None].expand(3, 1, 128)
+    noise, g = torch.randn(STEPS, 3, 16, 128, generator=generator), torch.randn(3, 16, 128, generator=generator)
+    slope, growth, direction = (torch.rand(3, 16, 128, generator=generator) / scale for scale in (1, 9, 9))
+    whole = solve_at_once(W, x, amplitude, noise)
+    adjoint = solve_adjoint(g, W, slope, growth, direction, static=True)
+    monkeypatch.setattr(solve, "_halved", lambda W: W.half())
+    monkeypatch.setattr(solve, "_product", lambda z, W: z.float() @ W.float())
+    half = solve_at_once(W, x, amplitude, noise)
+    assert half.value.isfinite().all() and int((half.steps - whole.steps).abs().max()) <= 1
+    same = half.steps == whole.steps
+    errors = ((half.value - whole.value).norm(dim=-1) / whole.value.norm(dim=-1))[same]
+    assert float(same.float().mean()) > 0.9 and float(errors.max()) < TIGHT
+    halved = solve_adjoint(g, W, slope, growth, direction, static=True)
+    assert float(((halved - adjoint).norm(dim=-1) / adjoint.norm(dim=-1)).max()) < 2 * TIGHT
+    torch.testing.assert_close(solve_adjoint(g, 200 * W, slope, growth, direction, static=True), g)
+
+
+@pytest.mark.parametrize("kind", ["deq", "ffw"])
+def test_a_fixed_program_trains_as_the_others_do(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (ensemble, solve):
+        monkeypatch.setattr(module, "compiled", lambda function, static: function)
+    noises = (None, 0.0)  # at which no solve is through before its last step
+    members = [
+        Member(Pair(kind, layers, inject=layers == 3 and kind == "ffw"), noise, 1, jacobian)  # type: ignore[arg-type]
+        for layers, noise, jacobian in ((1, noises[0], 0.0), (3, noises[1], 0.5), (3, noises[0], 0.0))
+    ]
+    found = []
+    for static in (False, True):
+        stack = make_stack(members, INPUTS, CLASSES, "cpu")
+        trainer = Trainer(stack, *data(), SCHEDULE)
+        stack.static = static
+        if kind == "ffw":  # the same draws, whichever way they are asked for
+            drawn = iter(torch.randn(12, 3, 16, 128, generator=torch.Generator().manual_seed(0)))
+            trainer.noises.draws = SimpleDraws(drawn, 3)  # type: ignore[assignment]
+        for rows in torch.arange(64).reshape(4, 1, 16):
+            trainer.step(rows.expand(3, 16))
+        found.append([stack.member(place) for place in range(3)])
+    for one, other in zip(*found, strict=True):
+        assert distance(one, other) < 3e-5
+
+
+class SimpleDraws:
+    """Hands the same draws to a network of some layers, at once or one after another."""
+
+    def __init__(self, drawn: Iterator[Tensor], layers: int) -> None:
+        self.drawn, self.layers = drawn, layers
+
+    def many(self, count: int, batch: int) -> Tensor:
+        return torch.stack([next(self.drawn) for _ in range(count)])
+
+    def __call__(self, members: range, batch: int, busy: list[bool]) -> Tensor:
+        return next(self.drawn)[: len(members)]
+
+
+def test_a_training_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "SAVED", -1)
+    members = [Member(Pair("deq", 1), noise, 0) for noise in (None, 0.0)]
+    whole = make_stack(members, INPUTS, CLASSES, "cpu")
+    losses = train(whole, *data(), dataclasses.replace(SCHEDULE, epochs=4))
+    file, again = Checkpoint(tmp_path / "run.ckpt", "a"), make_stack(members, INPUTS, CLASSES, "cpu")
+
+    def stop(text: str) -> None:
+        if text.startswith("epoch 3"):
+            raise KeyboardInterrupt
+
+    schedule = dataclasses.replace(SCHEDULE, epochs=4)
+    with pytest.raises(KeyboardInterrupt):
+        train(again, *data(), schedule, stop, file=file)
+    again, told = make_stack(members, INPUTS, CLASSES, "cpu"), []
+    resumed = train(again, *data(), schedule, told.append, file=file)
+    assert [text.split(":")[0] for text in told] == ["epoch 3", "epoch 4"]
+    torch.testing.assert_close(resumed, losses)
+    assert max(distance(again.member(place), whole.member(place)) for place in range(2)) < 1e-6
 
 
 def test_adjoint_solves_its_linear_equation_and_gives_up_where_there_is_no_contraction() -> None:
@@ -214,12 +301,12 @@ def test_adjoint_solves_its_linear_equation_and_gives_up_where_there_is_no_contr
 def test_gradient_is_that_of_the_mean_map() -> None:
     generator = torch.Generator().manual_seed(2)
     W = (torch.randn(1, 6, 6, generator=generator) / 6).requires_grad_()
-    x, noise = torch.randn(1, 3, 6, generator=generator), torch.randn(8, 1, 3, 6, generator=generator)
+    x, noise = torch.randn(1, 3, 6, generator=generator), torch.randn(4, 1, 3, 6, generator=generator)
     amplitude, weights = torch.full((1, 1, 1), 0.3), torch.randn(1, 3, 6, generator=generator)
     z = torch.zeros(1, 3, 6)
     for _ in range(80):  # unrolled
         s = torch.baddbmm(x, z, W.mT)
-        z = torch.tanh(s + amplitude * s.norm(dim=-1, keepdim=True) * noise).mean(0)
+        z = torch.tanh(s + amplitude * s.norm(dim=-1, keepdim=True) * torch.cat([noise, -noise])).mean(0)
     (expected,) = torch.autograd.grad((weights * z).sum(), W)
     found = Found(z.detach(), torch.zeros(1, 3), z.detach())
     value = attach(W, x, found, amplitude, noise)
@@ -231,8 +318,7 @@ def test_gradient_is_that_of_the_mean_map() -> None:
 @pytest.mark.parametrize("pair", [Pair("deq", 1), Pair("ffw", 3), Pair("ffw", 3, inject=True)])
 def test_penalty_is_the_mean_square_of_the_jacobian(pair: Pair) -> None:
     u = data()[0][:2]
-    stack = make_stack([Member(pair, None, 0)], INPUTS, CLASSES, "cpu")
-    stack.penalised = True
+    stack = make_stack([Member(pair, None, 0, jacobian=1.0)], INPUTS, CLASSES, "cpu")
     found = stack(u[None], Noises([None], Draws(stack.members, CPU, 128)), training=True)
     model, expected = stack.member(0), 0.0
     with torch.no_grad():

@@ -22,6 +22,7 @@ from wellposed_lab.experiments.noise.findings import (
     noise_findings,
 )
 from wellposed_lab.networks.twins import ConvNet
+from wellposed_lab.report.figures import curves
 
 from wellposed.data.images import Images
 from wellposed.models import MultiscaleDEQ, Noise
@@ -98,6 +99,16 @@ def test_sentences_name_the_crossover_and_the_untrained() -> None:
     assert "deq-223 50.0 %" in text and "12000 images 5 times in batches of 100" in text
     assert "1 1.50, 13 0.50" in text
     assert crossover({1: -1.0, 3: -2.0}) == "the FFW leads at every depth"
+
+
+def test_sentences_and_figures_keep_to_the_batch_size_of_most_models() -> None:
+    long = [
+        dataclasses.replace(one, id=f"{one.id}-long", started="2027", config=one.config | {"batch_size": 16})
+        for one in (record("ffw-1", 0.5, seed=seed) for seed in range(3))
+    ]
+    assert noise_findings([*records(), *long]) == noise_findings(records())
+    figure = get_suite("noise-mnist").figures[0]
+    assert curves(figure, [*records(), *long]) == curves(figure, records())
 
 
 def test_penalised_models_are_compared_with_networks_as_they_are() -> None:

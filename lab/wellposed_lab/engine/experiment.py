@@ -36,6 +36,7 @@ class Figure:
         quantity: what the metric is, for readers; the metric's name in words if empty.
         only: points of the axis that are drawn; all if empty.
         models: which are drawn; all if empty.
+        alike: settings in which all models drawn agree, by their names in records.
     """
 
     title: str
@@ -48,6 +49,7 @@ class Figure:
     quantity: str = ""
     only: tuple[Point, ...] = ()
     models: tuple[str, ...] = ()
+    alike: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -111,6 +113,7 @@ class Suite:
         derived: adds numbers that are made from several of its records, such as the lead over a rival.
         floors: what a model reaches that has learnt its task.
         plateaus: where a metric says nothing.
+        alike: settings in which the two sides of an order must agree, by their names in records.
         differs: in which points the scale "paper" is not as published, in a sentence; empty if in none.
     """
 
@@ -129,6 +132,7 @@ class Suite:
     derived: Callable[[Sequence[Record]], Sequence[Record]] | None = None
     floors: tuple[Floor, ...] = ()
     plateaus: tuple[Plateau, ...] = ()
+    alike: tuple[str, ...] = ()
     differs: str = ""
 
     def runs(self, scale: Scale = "default", seeds: int | None = None) -> list[Run]:

@@ -4,7 +4,7 @@
 2. No order is judged in a seed in which a side did not learn (`Floor`),
 3. nor where both sides are at chance or saturated (`Plateau`).
 4. A smaller scale never overrules a larger one: where they disagree the claim is undecided. Tiny runs are never
-   judged.
+   judged. Nor is an order judged between sides whose schedules differ where a suite says that they must not.
 5. A number is reproduced if its mean lies within the tolerance, an order if it has at least half of the printed
    effect, 1 % where none is printed. A difference of the other sign is refuted, and so is a count that differs at
    scale paper.
@@ -127,6 +127,11 @@ class Sample:
     def name(self) -> str:
         """The model, with the paper of its size."""
         return _model(self.measure.model, self.size)
+
+    def shared(self, names: Sequence[str]) -> str:
+        """Some of its settings, as text."""
+        config = next(iter(self.records.values())).config
+        return repr([config.get(name) for name in names])
 
     @property
     def diverged(self) -> list[int]:
@@ -287,7 +292,7 @@ def _choices(claim: PublishedClaim, candidates: list[list[Sample]]) -> list[list
         by_scale = [
             [[one for one in samples if one.scale == scale] for samples in usable] for scale in JUDGED_SCALES
         ]
-        choices = [_within_suite(claim.suite, here) for here in by_scale if all(here)]
+        choices = [chosen for here in by_scale if all(here) and (chosen := _within_suite(claim.suite, here))]
         if choices:
             return choices
     return []
@@ -298,8 +303,21 @@ def _within_suite(first: str, candidates: list[list[Sample]]) -> list[Sample]:
     for suite in (first, *others):
         here = [[one for one in samples if one.suite == suite] for samples in candidates]
         if all(here):
-            return [max(samples, key=lambda one: one.rank) for samples in here]
+            return [max(samples, key=lambda one: one.rank) for samples in _alike(suite, here)]
     return [max(samples, key=lambda one: (one.suite == first, *one.rank)) for samples in candidates]
+
+
+def _alike(suite: str, candidates: list[list[Sample]]) -> list[list[Sample]]:
+    """Keeps what agrees in the settings that the suite asks both sides to share; nothing if no two agree."""
+    known = all_suites().get(suite)
+    if known is None or not known.alike:
+        return candidates
+    wanted = [{one.shared(known.alike) for one in samples} for samples in candidates]
+    ranks = {one.shared(known.alike): one.rank for one in sorted(candidates[0], key=lambda one: one.rank)}
+    both = set.intersection(*wanted)
+    best = max(both, key=lambda values: ranks[values], default=None)
+    kept = [[one for one in samples if one.shared(known.alike) == best] for samples in candidates]
+    return kept if both else []
 
 
 def _missing(claim: PublishedClaim, candidates: list[list[Sample]], index: Index) -> str:
@@ -313,7 +331,7 @@ def _missing(claim: PublishedClaim, candidates: list[list[Sample]], index: Index
             return f"The runs of {measure.model} on {measure.task} do not have {measure.metric}{point}."
     if all(one.scale not in JUDGED_SCALES for samples in candidates for one in samples):
         return "Only a tiny run exists, which is for tests."
-    return "Its two sides were not run at the same scale."
+    return "Its two sides were not run at the same scale, or not trained alike."
 
 
 def _judge_number(claim: PublishedClaim, rule: Number, sample: Sample) -> Verdict:

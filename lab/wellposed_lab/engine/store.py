@@ -11,7 +11,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -229,6 +229,20 @@ def _locked(handle: int) -> Iterator[None]:
 def merged(stores: Iterable[Store]) -> list[Record]:
     """Reads several stores; of a run that is in more than one the last counts."""
     return list({record.id: record for store in stores for record in store.records()}.values())
+
+
+def trained_alike(records: Sequence[Record], names: Sequence[str]) -> list[Record]:
+    """Returns those that agree in some settings: the most models, then the latest.
+
+    Example:
+        >>> trained_alike([], ("batch_size",))
+        []
+    """
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(repr([record.config.get(name) for name in names]), []).append(record)
+    ranks = {key: (len({r.model for r in own}), max(r.started for r in own)) for key, own in groups.items()}
+    return groups[max(ranks, key=lambda key: ranks[key])] if groups else []
 
 
 def settings(record: Record) -> str:

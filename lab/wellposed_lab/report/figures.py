@@ -12,7 +12,7 @@ from wellposed.errors import InputError, require
 from wellposed.forms.draw.page import save_figure
 from wellposed_lab.config import SCALES
 from wellposed_lab.engine.experiment import Figure
-from wellposed_lab.engine.store import Record, settings
+from wellposed_lab.engine.store import Record, settings, trained_alike
 
 PALETTE = ("#1f5fd0", "#c2410c", "#00795a", "#b0508a", "#a86a00", "#2b7fb8", "#4b5563")  # the first is ours
 DATA = "data"  # the data themselves, where they are drawn beside predictions
@@ -95,6 +95,8 @@ def curves(figure: Figure, records: Sequence[Record]) -> dict[str, list[Curve]]:
     usable = [r for r in records if r.kind == "run" and r.error is None and r.scale == scale]
     if figure.models:
         usable = [record for record in usable if record.model in figure.models]
+    if figure.alike:
+        usable = trained_alike(usable, figure.alike)
     by_task = {}
     for task in figure.tasks:
         models = defaultdict(list)

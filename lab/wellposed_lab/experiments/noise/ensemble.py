@@ -8,12 +8,21 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from wellposed.activations import get_activation
 from wellposed.errors import InputError
 from wellposed.models import DenseCell
-from wellposed_lab.experiments.noise.models import Equilibrium, Pair
-from wellposed_lab.experiments.noise.solve import attach, disturbed_tanh, solve_averaged, solve_plain, unrolled
+from wellposed_lab.experiments.noise.models import STEPS, Equilibrium, Pair
+from wellposed_lab.experiments.noise.solve import (
+    attach,
+    compiled,
+    disturbed_tanh,
+    solve_at_once,
+    solve_averaged,
+    solve_plain,
+    unrolled,
+)
 from wellposed_lab.networks.twins import FeedForward, HiddenLayer
 
 MULTIPLE = 16  # widths of padded states on a GPU, whose matrix units want round numbers
@@ -23,11 +32,19 @@ DRAWS = 5  # of the noise in the derivative of the mean map, each with its mirro
 
 @dataclass(frozen=True)
 class Member:
-    """One model of an ensemble: what it is, the noise of its training in decibels, and its seed."""
+    """One model of an ensemble.
+
+    Args:
+        pair: what it is.
+        noise: decibels of the noise of its training; None for none.
+        seed: of its start, data order and noise.
+        jacobian: weight of the Jacobian penalty in its training.
+    """
 
     pair: Pair
     noise: float | None
     seed: int
+    jacobian: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -37,7 +54,7 @@ class Outcome:
     Attributes:
         logits: ``(M, B, q)``.
         steps: of the solves, ``(M, B)``.
-        penalty: the Jacobian penalty, ``(M,)``.
+        penalty: the Jacobian penalty by its weight, ``(M,)``, in training.
         averaged: the logits of the mean over the last iterates.
     """
 
@@ -59,6 +76,14 @@ class Draws:
         own = [torch.Generator(device).manual_seed(member.seed) for member in members]
         self.generators, self.device, self.size = own if device.type == "cpu" else own[:1], device, size
         self.mask = torch.stack([torch.arange(size) < width for width in self.widths])[:, None].to(device)
+
+    def many(self, count: int, batch: int) -> Tensor:  # (count, M, B, n)
+        """Draws for all members, many times."""
+        if self.device.type == "cpu":
+            everyone = [True] * len(self.widths)
+            return torch.stack([self(range(len(self.widths)), batch, everyone) for _ in range(count)])
+        shape = count, len(self.widths), batch, self.size
+        return torch.randn(shape, generator=self.generators[0], device=self.device)
 
     def __call__(self, members: range, batch: int, busy: Sequence[bool]) -> Tensor:  # (M', B, n)
         """Draws for some members; those that are not busy get zeros where each has its own generator."""
@@ -104,6 +129,7 @@ class Stack(nn.Module, abc.ABC):
     """
 
     widths: Tensor
+    jacobian: Tensor
     inject: Tensor
     biased: Tensor
     projected: Tensor
@@ -115,8 +141,9 @@ class Stack(nn.Module, abc.ABC):
         self.members, self.inputs, self.outputs = self.arranged(members), inputs, outputs
         self.size = max(member.pair.width for member in members) if size is None else size
         self.static = False  # whether a pass looks at no values, for CUDA graphs
-        self.penalised = False  # whether the Jacobian penalty is computed
         self.unrolled = False  # whether equilibria are differentiated through all steps
+        self.penalised = max((place + 1 for place, m in enumerate(self.members) if m.jacobian), default=0)
+        self.register_buffer("jacobian", torch.tensor([m.jacobian for m in self.members]))
         self.register_buffer("widths", torch.tensor([[float(m.pair.width)] for m in self.members]))  # (M, 1)
         self.register_buffer("inject", torch.tensor([[[float(m.pair.inject)]] for m in self.members]))
         self.kinds = sorted({member.pair.projection for member in self.members})
@@ -181,11 +208,11 @@ class Stack(nn.Module, abc.ABC):
 
 
 class EquilibriumStack(Stack):
-    """Equilibrium models of any widths; those that are trained without noise stand first."""
+    """Equilibrium models of any widths; the penalised stand first, and all without noise before the others."""
 
     @staticmethod
     def arranged(members: Sequence[Member]) -> tuple[Member, ...]:
-        return tuple(sorted(members, key=lambda member: member.noise is not None))
+        return tuple(sorted(members, key=lambda member: (member.noise is not None, not member.jacobian)))
 
     def layers(self, model: nn.Module) -> list[list[nn.Linear]]:
         assert isinstance(model, Equilibrium) and isinstance(model.deq.cell, DenseCell)
@@ -194,13 +221,26 @@ class EquilibriumStack(Stack):
 
     def forward(self, u: Tensor, noises: Noises, training: bool = False) -> Outcome:
         x = self.encode(u) + self.b[0]
+        if training and self.static and not self.unrolled:
+            return self._at_once(x, noises)
         quiet = sum(at is None for at in noises.decibels) if training else 0
         parts = [range(quiet), range(quiet, len(self.members))]
         found = [self._part(part, x, noises, training) for part in parts if len(part)]
         states, steps, means = (torch.cat(pieces) for pieces in zip(*found, strict=True))
-        penalty = self._penalty(x, states) if self.penalised else None
+        penalty = self._penalty(x, states) if training and self.penalised else None
         averaged = None if training else self.readout(means)
         return Outcome(self.readout(states), steps, penalty, averaged)
+
+    def _at_once(self, x: Tensor, noises: Noises) -> Outcome:
+        """Solves for all members in one program, as `_part` does for those of one rule."""
+        W, amplitude = self.W[0], noises.amplitude
+        noise = noises.draws.many(STEPS + DRAWS + 1, x.shape[1])
+        found = solve_at_once(W.detach(), x.detach(), amplitude, noise)
+        states = attach(W, x, found, amplitude, noise[STEPS:-1], static=True)
+        last = compiled(disturbed_tanh, True)(torch.baddbmm(x, states, W.mT), noise[-1], amplitude)
+        states = torch.where((amplitude > 0).any(-1, keepdim=True), last, states)
+        penalty = self._penalty(x, states) if self.penalised else None
+        return Outcome(self.readout(states), found.steps, penalty)
 
     def _part(self, part: range, x: Tensor, noises: Noises, training: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Solves for members that stop by the same rule."""
@@ -212,14 +252,13 @@ class EquilibriumStack(Stack):
             states, steps = unrolled(W, x, self.static)
             return states, steps, states
         if training and not noisy:
-            found = solve_plain(W.detach(), x.detach(), self.static)
+            found = solve_plain(W.detach(), x.detach())
         else:
-            found = solve_averaged(W.detach(), x.detach(), amplitude, draw if noisy else None, self.static)
+            found = solve_averaged(W.detach(), x.detach(), amplitude, draw if noisy else None)
         if not torch.is_grad_enabled():
             return found.value, found.steps, found.mean
         noise = torch.stack([draw(None) for _ in range(DRAWS)]) if noisy else None
-        both = None if noise is None else torch.cat([noise, -noise])  # mirrored, which makes their mean exact
-        states = attach(W, x, found, amplitude, both, self.static)
+        states = attach(W, x, found, amplitude, noise)
         if noisy:  # one more step, whose noise the readout sees (004 eq. 5)
             states = disturbed_tanh(torch.baddbmm(x, states, W.mT), draw(None), amplitude)
         return states, found.steps, found.mean
@@ -230,9 +269,11 @@ class EquilibriumStack(Stack):
         return draws(part, batch, busy)
 
     def _penalty(self, x: Tensor, states: Tensor) -> Tensor:  # (M,)
-        """Returns the mean of ``|J|_F^2 / n``, J the Jacobian of the cell at its state, a constant."""
-        W = self.W[0]
-        return _squares(torch.tanh(torch.baddbmm(x, states.detach(), W.mT)), W, self.widths).mean(1)
+        """Returns the mean of ``|J|_F^2 / n`` by its weight; J is that of the cell at its state, a constant."""
+        rows = slice(self.penalised)
+        W, z = self.W[0][rows], states[rows].detach()
+        own = _squares(torch.tanh(torch.baddbmm(x[rows], z, W.mT)), W, self.widths[rows]).mean(1)
+        return pad(self.jacobian[rows] * own, (0, len(states) - self.penalised))
 
 
 class FeedForwardStack(Stack):
@@ -252,26 +293,52 @@ class FeedForwardStack(Stack):
         return [[model.projection], hidden[:1] if self.members[0].pair.tied else hidden, [model.readout]]
 
     def forward(self, u: Tensor, noises: Noises, training: bool = False) -> Outcome:
+        fixed = training and self.static
+        noisy = fixed and any(at is not None for at in noises.decibels)
+        drawn = noises.draws.many(self.members[0].pair.layers, u.shape[-2]) if noisy else None
+        passed = compiled(self._passed, True) if fixed else self._passed
+        z, penalty = passed(u, noises, drawn, training)
+        return Outcome(self.readout(z), penalty=penalty)
+
+    def _passed(
+        self, u: Tensor, noises: Noises, drawn: Tensor | None, training: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the states of the last layers and the penalty; without draws it makes them."""
         z = x = self.encode(u)
-        injected, penalty = self.inject * x, x.new_zeros(len(self.members))
+        injected, penalty, ended = self.inject * x, None, []
         for depth in range(self.members[0].pair.layers):
             W, b = (part[0 if self.members[0].pair.tied else depth] for part in (self.W, self.b))
-            rows = slice(len(W))
-            if self.penalised:
-                constant = torch.baddbmm(b, z[rows].detach(), W.mT) + injected[rows]
-                own = _squares(torch.tanh(constant), W, self.widths[rows]).mean(1)
-                penalty = torch.cat([penalty[rows] + own, penalty[len(W) :]])
-            s = self._disturbed(torch.baddbmm(b, z[rows], W.mT) + injected[rows], noises)
-            z = torch.cat([torch.tanh(s), z[len(W) :]])
-        return Outcome(self.readout(z), penalty=penalty if self.penalised else None)
+            if len(W) < len(z):  # those of fewer layers are through
+                ended.append(z[len(W) :])
+                z, injected = z[: len(W)], injected[: len(W)]
+            if training and self.penalised:
+                own = self._penalty(z, W, b + injected)
+                penalty = own if penalty is None else penalty + own
+            s = z @ W.mT + (b + injected)
+            if drawn is None:
+                s = self._disturbed(s, noises)
+            else:
+                s = torch.addcmul(s, drawn[depth, : len(s)], noises.amplitude[: len(s)] * _norm(s))
+            z = torch.tanh(s)
+        return torch.cat([z, *reversed(ended)]), penalty
+
+    def _penalty(self, z: Tensor, W: Tensor, added: Tensor) -> Tensor:  # (M,)
+        """Returns the mean of ``|J|_F^2 / n`` of a layer by its weight; J is at the states, constants."""
+        rows = slice(min(self.penalised, len(W)))
+        constant = z[rows].detach() @ W[rows].mT + added[rows]
+        own = self.jacobian[rows] * _squares(torch.tanh(constant), W[rows], self.widths[rows]).mean(1)
+        return pad(own, (0, len(self.members) - len(own)))
 
     @staticmethod
     def _disturbed(s: Tensor, noises: Noises) -> Tensor:
         noisy = [at is not None for at in noises.decibels[: len(s)]]
         if not any(noisy):
             return s
-        size = torch.linalg.vector_norm(s, dim=-1, keepdim=True)
-        return s + noises.amplitude[: len(s)] * size * noises.draws(range(len(s)), s.shape[1], noisy)
+        return s + noises.amplitude[: len(s)] * _norm(s) * noises.draws(range(len(s)), s.shape[1], noisy)
+
+
+def _norm(s: Tensor) -> Tensor:  # (..., n) -> (..., 1)
+    return torch.linalg.vector_norm(s, dim=-1, keepdim=True)
 
 
 def _squares(y: Tensor, W: Tensor, widths: Tensor) -> Tensor:  # (M, B)

@@ -12,13 +12,14 @@ from typing import Any
 from wellposed.errors import require
 from wellposed_lab.config import JUDGED_SCALES
 from wellposed_lab.engine.statistics import rank_correlation
-from wellposed_lab.engine.store import Record, settings
+from wellposed_lab.engine.store import Record, settings, trained_alike
 from wellposed_lab.experiments.noise.differences import with_noise_differences
 from wellposed_lab.experiments.noise.models import TOTALS, WIDTHS
 from wellposed_lab.report.figures import PALETTE
 from wellposed_lab.report.findings import median_of
 
 DATA = "mnist"
+ALIKE = ("batch_size",)  # in what two models are comparable, whose epochs differ in 004 too
 LEARNT = 0.93  # accuracy without noise
 TRAINED = {"": "no noise", "-noise-10db": "10 dB", "-noise-0db": "0 dB"}
 CHANGES = {
@@ -44,12 +45,12 @@ def noise_findings(records: Sequence[Record]) -> list[str]:
 
 
 def of_one_scale(records: Sequence[Record]) -> list[Record]:
-    """Returns the records of the largest scale that there is, of several schedules of a model the latest.
+    """Returns the records of the largest scale that there is, of one batch size, and of each model the latest.
 
-    These are what is judged; medians must not mix scales and schedules.
+    Medians must not mix scales and schedules.
     """
     scales = [[record for record in records if record.scale == scale] for scale in JUDGED_SCALES]
-    found = next((own for own in scales if own), list(records))
+    found = trained_alike(next((own for own in scales if own), list(records)), ALIKE)
     latest: dict[str, Record] = {}
     for record in sorted(found, key=lambda record: record.started):
         latest[record.model] = record

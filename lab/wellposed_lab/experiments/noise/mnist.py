@@ -9,7 +9,14 @@ from wellposed_lab.engine.experiment import Figure, Picture, Suite
 from wellposed_lab.engine.run import Role
 from wellposed_lab.engine.thresholds import Floor, Threshold
 from wellposed_lab.experiments.noise.differences import with_noise_differences
-from wellposed_lab.experiments.noise.findings import DATA, LEARNT, draw_depths, draw_sensitivity, noise_findings
+from wellposed_lab.experiments.noise.findings import (
+    ALIKE,
+    DATA,
+    LEARNT,
+    draw_depths,
+    draw_sensitivity,
+    noise_findings,
+)
 from wellposed_lab.experiments.noise.models import TOTALS, WIDTHS, Kind, Pair
 from wellposed_lab.experiments.noise.run import NoiseRun
 
@@ -129,7 +136,7 @@ def _figures() -> tuple[Figure, ...]:
     trained = {"": "without noise", "-noise-10db": "with 10 dB", "-noise-0db": "with 0 dB",
                "-jacobian": "with a Jacobian penalty"}  # fmt: skip
     shown = [
-        Figure(f"Accuracy under noise, trained {how}", tasks, "accuracy", axis, log="",
+        Figure(f"Accuracy under noise, trained {how}", tasks, "accuracy", axis, log="", alike=ALIKE,
                paper=f"004 Figure {10 + k}", models=tuple(name + ending for name in names))
         for k, (ending, how) in enumerate(trained.items())
     ]  # fmt: skip
@@ -139,9 +146,10 @@ def _figures() -> tuple[Figure, ...]:
     steps = tuple(name for name in names if name.startswith("deq"))
     return (
         *shown,
-        Figure("Accuracy of 13 layers under noise, trained without", tasks, "accuracy", axis, log="",
+        Figure("Accuracy of 13 layers under noise, trained without", tasks, "accuracy", axis, log="", alike=ALIKE,
                models=("deq-128", "deq-467", "ffw-13", *controls)),
-        Figure("Steps of the averaged rule", tasks, "steps", axis, paper="004 Figure 5", log="", models=steps),
+        Figure("Steps of the averaged rule", tasks, "steps", axis, paper="004 Figure 5", log="", models=steps,
+               alike=ALIKE),
     )  # fmt: skip
 
 
@@ -169,6 +177,7 @@ SUITE = Suite(
         Floor("inject_twin_accuracy", "at least", LEARNT, side="the FFW of its size with the input in every layer",
               judging=("inject_accuracy_gain", "inject_averaged_gain", "inject_sensitivity_ratio")),
     ),
+    alike=ALIKE,
     differs="Beside the published epochs (30 and 64) and batches (16) there are shorter runs, 30 epochs in "
-    "batches of 128, which are judged where the others were not run.",
+    "batches of 128, by which orders are judged until both sides were run as published.",
 )  # fmt: skip

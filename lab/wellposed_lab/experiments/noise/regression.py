@@ -15,14 +15,15 @@ from torch import Tensor, nn
 
 from wellposed.equilibrium import watch
 from wellposed.errors import InputError, MissingExtraError, require
-from wellposed_lab.config import Scale, Training, identity
+from wellposed.training.checkpoint import Checkpoint
+from wellposed_lab.config import Scale, Schedule, Training, identity
 from wellposed_lab.engine.experiment import Figure, Picture, Suite
 from wellposed_lab.engine.run import Context, Role, Run
 from wellposed_lab.engine.store import Record, Result, Value
 from wellposed_lab.engine.thresholds import Floor
 from wellposed_lab.experiments.noise.ensemble import Member, Stack, make_stack
 from wellposed_lab.experiments.noise.models import STEPS, WIDTHS, Pair, under_noise
-from wellposed_lab.experiments.noise.training import NoiseSchedule, Order, train
+from wellposed_lab.experiments.noise.training import Order, train
 from wellposed_lab.report.figures import PALETTE, best_scale
 from wellposed_lab.report.findings import median_of
 from wellposed_lab.tasks.task import Pair as Samples
@@ -165,6 +166,7 @@ class RegressionRun(Run):
     training: Training
     points: tuple[float, ...] = (20.0, 10.0, 5.0, 0.0)
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    resumable: ClassVar[bool] = True
 
     @property
     def labels(self) -> tuple[str, str, str | None]:
@@ -175,6 +177,11 @@ class RegressionRun(Run):
     def penalty(self) -> float:
         """The weight of the Jacobian penalty."""
         return 0.0
+
+    @property
+    def member(self) -> Member:
+        """The model in its ensemble."""
+        return Member(self.pair, None, self.seed, self.penalty)
 
     @property
     def batch_seeds(self) -> bool:
@@ -188,13 +195,13 @@ class RegressionRun(Run):
         return identity((self.suite, self.scale, self.task, shape, self.training, self.points, self.penalty))
 
     def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
-        members = [Member(run.pair, None, run.seed) for run in runs]
+        members = [run.member for run in runs]
         stack = make_stack(members, 1, 1, context.device)
         stack.unrolled = True  # a solve that is cut off has no implicit gradient, and 60 steps are few
-        losses = self._trained(stack, context)
+        losses = self._trained(stack, context, context.checkpoint(runs))
         return [run._result(stack, losses, context.device) for run in runs]
 
-    def _trained(self, stack: Stack, context: Context) -> Tensor:
+    def _trained(self, stack: Stack, context: Context, file: Checkpoint | None = None) -> Tensor:
         """Trains all members, each on the samples of its seed; returns their mean losses, ``(epochs, M)``."""
         count, seeds = self.task.samples, sorted({member.seed for member in stack.members})
         u, y = (torch.cat(parts) for parts in zip(*(self.task.train(seed) for seed in seeds), strict=True))
@@ -202,14 +209,14 @@ class RegressionRun(Run):
         for place, order in enumerate(orders.values()):
             order.rows = torch.arange(place * count, (place + 1) * count)
         settings = self.training
-        schedule = NoiseSchedule(count, settings.epochs, settings.batch_size, settings.learning_rate, self.penalty)
+        schedule = Schedule(count, settings.epochs, settings.batch_size, settings.learning_rate)
         tell = print if context.progress else lambda text: None
         own = [orders[member.seed] for member in stack.members]
         u, y = u.to(context.device), y.to(context.device)
-        return train(stack, u, y, schedule, tell, loss=_squared_errors, own=own, exact=True)
+        return train(stack, u, y, schedule, tell, loss=_squared_errors, own=own, exact=True, file=file)
 
     def _result(self, stack: Stack, losses: Tensor, device: str) -> Result:
-        place = stack.members.index(Member(self.pair, None, self.seed))
+        place = stack.members.index(self.member)
         model = stack.member(place).to(device)
         values = [Value("parameters", float(sum(p.numel() for p in model.parameters())))]
         for at in (None, *self.points):

@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from wellposed_lab.config import identity
+from wellposed_lab.config import Schedule, identity
 from wellposed_lab.engine.run import Context, Run
 from wellposed_lab.engine.store import Result, Series, Value
 from wellposed_lab.experiments.noise.ensemble import Member, Stack, make_stack
 from wellposed_lab.experiments.noise.models import Pair, sensitivities, weight_eigenvalues
-from wellposed_lab.experiments.noise.training import NoiseSchedule, Score, chosen, score, train
+from wellposed_lab.experiments.noise.training import Score, chosen, score, train
 from wellposed_lab.networks.mlp import parameter_count
 from wellposed_lab.networks.trained import images
 
@@ -56,6 +56,7 @@ class NoiseRun(Run):
     samples: int = 2_500
     passes: int = 1
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    resumable: ClassVar[bool] = True
 
     @property
     def labels(self) -> tuple[str, str, str | None]:
@@ -73,17 +74,18 @@ class NoiseRun(Run):
         one_width = self.pair.kind == "ffw" or self.scale != "paper"
         tied = (self.pair.tied, self.pair.layers if self.pair.tied else 0)
         shape = (self.pair.kind, *tied, self.pair.width if one_width else 0, self.pair.projection)
+        deep = self.jacobian if self.pair.kind == "ffw" else 0.0  # a penalty on all layers costs the others time
         tested = (self.points, self.samples)
-        return identity((self.suite, self.scale, self.data, shape, self._schedule, tested))
+        return identity((self.suite, self.scale, self.data, shape, self._schedule, deep, tested))
 
     @property
     def member(self) -> Member:
         """The model in its ensemble."""
-        return Member(self.pair, self.noise, self.seed)
+        return Member(self.pair, self.noise, self.seed, self.jacobian)
 
     @property
-    def _schedule(self) -> NoiseSchedule:
-        return NoiseSchedule(self.images, self.epochs, self.batch_size, self.learning_rate, self.jacobian)
+    def _schedule(self) -> Schedule:
+        return Schedule(self.images, self.epochs, self.batch_size, self.learning_rate)
 
     def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         u, labels = (part.to(context.device) for part in pair_of(self.data, "train"))
@@ -91,7 +93,7 @@ class NoiseRun(Run):
         classes = len(images(self.data, "train").classes)
         stack = make_stack(members, u.shape[1], classes, context.device)
         tell = print if context.progress else lambda text: None
-        losses = train(stack, u, labels, self._schedule, tell)
+        losses = train(stack, u, labels, self._schedule, tell, file=context.checkpoint(runs))
         scores = self._scores(stack, runs, context.device)
         return [run._result(stack, losses, scores[run.passes], context.device) for run in runs]
 

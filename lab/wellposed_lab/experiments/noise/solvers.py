@@ -18,7 +18,7 @@ from wellposed.equilibrium.maps import Map
 from wellposed.equilibrium.solvers import Solver, SolverState, least_squares
 from wellposed.models import Noise, Noisy
 from wellposed.models.noise import NoiseDraws, NoisyMap
-from wellposed_lab.config import Scale, identity
+from wellposed_lab.config import Scale, Schedule, identity
 from wellposed_lab.engine.claims import Measure
 from wellposed_lab.engine.experiment import Figure, Suite
 from wellposed_lab.engine.run import Context, Role, Run
@@ -27,7 +27,7 @@ from wellposed_lab.engine.thresholds import Plateau, Threshold
 from wellposed_lab.experiments.noise.ensemble import Member, make_stack
 from wellposed_lab.experiments.noise.models import WINDOW, Equilibrium, Pair
 from wellposed_lab.experiments.noise.run import pair_of
-from wellposed_lab.experiments.noise.training import NoiseSchedule, train
+from wellposed_lab.experiments.noise.training import train
 from wellposed_lab.report.findings import median_of
 
 
@@ -204,7 +204,7 @@ class StopRun(Run):
     def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         u, labels = pair_of(self.data, "train")
         stack = make_stack([Member(Pair("deq", 1), None, self.seed)], u.shape[1], int(labels.max()) + 1, "cpu")
-        train(stack, u, labels, NoiseSchedule(self.images, self.epochs, self.batch_size, 1e-3))
+        train(stack, u, labels, Schedule(self.images, self.epochs, self.batch_size, 1e-3))
         model = stack.member(0)
         assert isinstance(model, Equilibrium)
         return [Result(tuple(value for at in run.points for value in run.measured(model, at))) for run in runs]

@@ -4,14 +4,17 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from wellposed.training.checkpoint import Checkpoint
 from wellposed_lab.config import Schedule
 from wellposed_lab.experiments.noise.ensemble import Draws, Noises, Stack, make_stack
 
+SAVED = 55  # seconds between checkpoints
 WARM = 3  # steps before a graph is captured
 PART = 500  # images that are tested at once
 Progress = Callable[[str], None]
@@ -24,18 +27,7 @@ def entropies(logits: Tensor, labels: Tensor) -> Tensor:  # (M, B, q), (M, B) ->
     return losses.reshape(labels.shape).mean(1)
 
 
-@dataclass(frozen=True)
-class NoiseSchedule(Schedule):
-    """How all members of an ensemble are trained; each draws images with its own seed.
-
-    Args:
-        jacobian: weight of the Jacobian penalty.
-    """
-
-    jacobian: float = 0.0
-
-
-def orders(seeds: Sequence[int], total: int, schedule: NoiseSchedule) -> "list[Order]":
+def orders(seeds: Sequence[int], total: int, schedule: Schedule) -> "list[Order]":
     """Returns the data order of every member; members of one seed share it."""
     known = {seed: Order(seed, total, schedule.images) for seed in seeds}
     return [known[seed] for seed in seeds]
@@ -67,11 +59,10 @@ class Trainer:
     """
 
     def __init__(
-        self, stack: Stack, u: Tensor, targets: Tensor, schedule: NoiseSchedule, loss: Loss = entropies
+        self, stack: Stack, u: Tensor, targets: Tensor, schedule: Schedule, loss: Loss = entropies
     ) -> None:
         self.stack, self.u, self.targets, self.schedule, self.loss = stack, u, targets, schedule, loss
         cuda = u.device.type == "cuda"
-        stack.penalised = schedule.jacobian > 0
         self.noises = Noises([m.noise for m in stack.members], Draws(stack.members, u.device, stack.size))
         self.optimizer = torch.optim.Adam(stack.parameters(), schedule.learning_rate, fused=cuda, capturable=cuda)
         self.losses = torch.zeros(len(stack.members), device=u.device)
@@ -98,10 +89,24 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         found = self.stack(self.u[rows], self.noises, training=True)
         losses = self.loss(found.logits, self.targets[rows])
-        total = losses if found.penalty is None else losses + self.schedule.jacobian * found.penalty
+        total = losses if found.penalty is None else losses + found.penalty
         total.sum().backward()
         self.optimizer.step()
         self.losses += losses.detach()
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """All that decides how training goes on, but for the order of the data."""
+        draws = [generator.get_state() for generator in self.noises.draws.generators]
+        return {"weights": self.stack.state_dict(), "adam": self.optimizer.state_dict()["state"], "draws": draws}
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Goes on from such a state; before the first step."""
+        self.stack.load_state_dict(state["weights"])
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state["adam"], "param_groups": groups})
+        for generator, draws in zip(self.noises.draws.generators, state["draws"], strict=True):
+            generator.set_state(draws.cpu())
 
     def _apart(self) -> None:
         """Takes a step on another stream, as capturing wants it."""
@@ -141,12 +146,13 @@ def train(
     stack: Stack,
     u: Tensor,
     targets: Tensor,
-    schedule: NoiseSchedule,
+    schedule: Schedule,
     tell: Progress = lambda text: None,
     *,
     loss: Loss = entropies,
     own: "Sequence[Order] | None" = None,
     exact: bool = False,
+    file: Checkpoint | None = None,
 ) -> Tensor:
     """Trains all members in place and returns their mean losses, ``(epochs, M)``.
 
@@ -155,16 +161,27 @@ def train(
         tell: is told how an epoch went.
         own: the order of every member; that of its seed if None.
         exact: whether products on a GPU are not rounded to TF32.
+        file: where the state is kept once a minute, and from where training goes on.
     """
     own = orders([member.seed for member in stack.members], len(u), schedule) if own is None else own
-    trainer, history = Trainer(stack, u, targets, schedule, loss), []
+    trainer, state = Trainer(stack, u, targets, schedule, loss), None if file is None else file.load()
+    history: list[Tensor] = []
+    if state is not None:
+        trainer.resume(state)
+        history = list(state["history"])
+    saved = time.perf_counter()
     with contextlib.nullcontext() if exact else fast_products(u.device):
         for epoch in range(schedule.epochs):
-            began = time.perf_counter()
-            history.append(_epoch(trainer, torch.stack([order.of(epoch) for order in own]).to(u.device)))
-            mean, seconds = float(history[-1].mean()), time.perf_counter() - began
-            tell(f"epoch {epoch + 1}: mean loss {mean:.4f}, {seconds:.1f} s")
-    stack.static = stack.penalised = False
+            drawn, began = torch.stack([order.of(epoch) for order in own]), time.perf_counter()
+            if epoch < len(history):
+                continue
+            history.append(_epoch(trainer, drawn.to(u.device)))
+            mean, now = float(history[-1].mean()), time.perf_counter()
+            tell(f"epoch {epoch + 1}: mean loss {mean:.4f}, {now - began:.1f} s")
+            if file is not None and now - saved > SAVED and len(history) < schedule.epochs:
+                file.save({**trainer.state, "history": history})
+                saved = time.perf_counter()
+    stack.static = False
     return torch.stack(history)
 
 
