@@ -13,7 +13,7 @@ from wellposed_lab.experiments.adversarial.evaluation import Budget, Evaluation
 from wellposed_lab.experiments.adversarial.findings import sentences
 from wellposed_lab.experiments.adversarial.models import THRESHOLD, Classifier, Defended, ImageCell, Shape
 from wellposed_lab.experiments.adversarial.run import AdversarialRun, AdversarialSchedule
-from wellposed_lab.experiments.adversarial.training import AttackedStep, train
+from wellposed_lab.experiments.adversarial.training import AttackedStep, FixedModel, train
 
 from wellposed.equilibrium import Polished, RandomThreshold
 from wellposed.robust import AdversarialLoss, Ramp, SignSteps, TradesLoss
@@ -129,6 +129,22 @@ def test_the_fixed_program_trains_as_the_library_does(model: Defended) -> None:
     for own, other, start in zip(ours.parameters(), theirs.parameters(), before, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-6)
         assert float((own - start).detach().abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("model", EVERY, ids=lambda model: model.name)
+def test_the_fixed_model_answers_as_the_classifier_does(model: Defended) -> None:
+    network = model.build(SMALL, 1, 4, 0).eval()
+    fixed, found = FixedModel(network), []
+    for one in (network, fixed):
+        u = images().requires_grad_()
+        one.reseed(3)
+        with torch.no_grad():
+            answers = one(u)
+        logits = one(u)
+        (slopes,) = torch.autograd.grad(logits[:, 0].sum(), u)
+        found.append((answers, logits.detach(), slopes))
+    for own, other in zip(*found, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-6)
 
 
 def test_the_worst_attack_is_chosen_image_by_image() -> None:

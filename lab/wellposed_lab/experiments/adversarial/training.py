@@ -1,9 +1,9 @@
 """Training with attacks as a program in which nothing depends on values, which a GPU replays as one graph a step.
 
 A step of training asks a model twelve times, and through the library that is some 4,000 small kernels and 400
-waits for the GPU. `FixedProgram` computes what a `Classifier` does in training with a third of the kernels and no
+waits for the GPU. `FixedProgram` computes what a `Classifier` does with a third of the kernels and no
 wait: always all steps, weights under weight norm once a pass, no checks. Its draws are those of the library where
-both draw on a CPU.
+both draw on a CPU. `FixedModel` is a trained classifier that answers by it.
 """
 
 import math
@@ -35,7 +35,7 @@ class Weights:
 
 
 class FixedProgram:
-    """The forward pass of a classifier in training.
+    """The forward pass of a classifier.
 
     Args:
         network: whose weights, noise and thresholds are used.
@@ -106,6 +106,29 @@ class FixedProgram:
 
     def _draw(self, x: Tensor) -> Tensor:
         return torch.randn(x.shape, generator=self.network.noise.generator, device=x.device)
+
+
+class FixedModel(nn.Module):
+    """A trained classifier that answers by a `FixedProgram`: the same answers and gradients by inputs.
+
+    Args:
+        network: trained; its weights are read now.
+    """
+
+    def __init__(self, network: Classifier) -> None:
+        super().__init__()
+        self.network, self.program = network, FixedProgram(network, torch.Generator())
+        with torch.no_grad():
+            self.weights = self.program.weights()
+
+    def reseed(self, seed: int) -> None:
+        """Begins the draws of noise and thresholds anew."""
+        self.network.reseed(seed)
+        self.program.thresholds.manual_seed(seed)
+
+    def forward(self, u: Tensor) -> Tensor:  # (B, C, H, W) -> (B, classes)
+        """Computes the logits."""
+        return self.program(self.weights, u)
 
 
 def _sizes(x: Tensor) -> Tensor:  # (B, C, H, W) -> (B, 1, 1, 1)
@@ -187,8 +210,9 @@ class AttackedStep:
         with torch.no_grad():
             constant = program.weights()
         if trained_by == "pgd":
-            with torch.no_grad():
-                program(constant, u)  # for its draws alone: the library asks for these predictions too
+            if not self.cuda:
+                with torch.no_grad():
+                    program(constant, u)  # for its draws alone: the library asks for these predictions too
             start = torch.lerp(*self._ends(u), torch.rand(u.shape, generator=self.generator, device=u.device))
             attacked = self._climbed(u, start, lambda points: cross_entropy(program(constant, points), target))
             return cross_entropy(program(program.weights(), attacked), target)
