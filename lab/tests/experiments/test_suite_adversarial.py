@@ -1,7 +1,9 @@
 """The adversarial suite: its models, its runs and what it says about them."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,12 +15,12 @@ from wellposed_lab.experiments.adversarial.evaluation import Budget, Evaluation
 from wellposed_lab.experiments.adversarial.findings import sentences
 from wellposed_lab.experiments.adversarial.models import THRESHOLD, Classifier, Defended, ImageCell, Shape
 from wellposed_lab.experiments.adversarial.run import AdversarialRun, AdversarialSchedule
-from wellposed_lab.experiments.adversarial.training import AttackedStep, FixedModel, train
+from wellposed_lab.experiments.adversarial.training import AttackedStep, FixedModel, Trainer
 
 from wellposed.equilibrium import Polished, RandomThreshold
 from wellposed.robust import AdversarialLoss, Ramp, SignSteps, TradesLoss
 from wellposed.robust.attacks import survival
-from wellposed.training import fit
+from wellposed.training import Checkpoint, fit
 
 SMALL = Shape(4, 3, 2, 2, "picard")
 EVERY = [run.model for run in get_suite("adversarial").runs("default", 1) if isinstance(run, AdversarialRun)]
@@ -124,11 +126,48 @@ def test_the_fixed_program_trains_as_the_library_does(model: Defended) -> None:
     fit(theirs, (u, labels), loss, epochs=2, batch_size=16, seed=0, schedule="cosine", progress=False,
         optimizer=lambda parameters: torch.optim.Adam(parameters, 3e-3, amsgrad=True))  # fmt: skip
     step = AttackedStep(ours, schedule.steps, schedule.weight, 0, 3e-3, 16)
-    history = train(ours, (u, labels), ramps[1], step, 2, 0)
+    history = Trainer(step, (u, labels), ramps[1], 2, 0).train()
     assert len(history) == 2 and all(map(math.isfinite, history))
     for own, other, start in zip(ours.parameters(), theirs.parameters(), before, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-6)
         assert float((own - start).detach().abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("model", [EVERY[1], EVERY[5], EVERY[8]], ids=lambda model: model.name)
+def test_a_stopped_training_goes_on_to_the_same_weights(
+    model: Defended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    u, labels, ends = images(40), torch.arange(40) % 4, []
+    for place, stopped in (("whole", False), ("stopped", True)):
+        file = Checkpoint(tmp_path / place)
+
+        def trainer(file: Checkpoint = file) -> Trainer:
+            step = AttackedStep(model.build(SMALL, 1, 4, 0), 2, 6.0, 0, 3e-3, 16)
+            step.network.reseed(0)
+            return Trainer(step, (u, labels), Ramp(0.3, steps=3), 3, 0, file)
+
+        if stopped:
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                first = trainer()
+                patch.setattr(first.ramp, "next", iter_then_stop([0.1, 0.2, 0.3, 0.3], first.ramp))
+                first.train()
+        last = trainer()
+        assert len(last.train()) == 3
+        assert len(trainer().train()) == 3  # nothing is left to do
+        ends.append(torch.cat([p.detach().flatten() for p in last.step.network.parameters()]))
+    assert torch.equal(*ends)
+
+
+def iter_then_stop(radii: list[float], ramp: Ramp) -> Callable[[], float]:
+    """Stands for `Ramp.next`: gives some radii and then stops the training."""
+
+    def following() -> float:
+        if ramp.taken == len(radii):
+            raise KeyboardInterrupt
+        ramp.taken += 1
+        return radii[ramp.taken - 1]
+
+    return following
 
 
 @pytest.mark.parametrize("model", EVERY, ids=lambda model: model.name)
