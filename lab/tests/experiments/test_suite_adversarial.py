@@ -1,7 +1,6 @@
 """The adversarial suite: its models, its runs and what it says about them."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,41 +132,34 @@ def test_the_fixed_program_trains_as_the_library_does(model: Defended) -> None:
         assert float((own - start).detach().abs().max()) > 1e-3
 
 
-@pytest.mark.parametrize("model", [EVERY[1], EVERY[5], EVERY[8]], ids=lambda model: model.name)
-def test_a_stopped_training_goes_on_to_the_same_weights(
-    model: Defended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    u, labels, ends = images(40), torch.arange(40) % 4, []
-    for place, stopped in (("whole", False), ("stopped", True)):
-        file = Checkpoint(tmp_path / place)
+class StoppingRamp(Ramp):
+    """A ramp that stops the training in its second epoch."""
 
-        def trainer(file: Checkpoint = file) -> Trainer:
-            step = AttackedStep(model.build(SMALL, 1, 4, 0), 2, 6.0, 0, 3e-3, 16)
-            step.network.reseed(0)
-            return Trainer(step, (u, labels), Ramp(0.3, steps=3), 3, 0, file)
-
-        if stopped:
-            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-                first = trainer()
-                patch.setattr(first.ramp, "next", iter_then_stop([0.1, 0.2, 0.3, 0.3], first.ramp))
-                first.train()
-        last = trainer()
-        assert len(last.train()) == 3
-        assert len(trainer().train()) == 3  # nothing is left to do
-        ends.append(torch.cat([p.detach().flatten() for p in last.step.network.parameters()]))
-    assert torch.equal(*ends)
-
-
-def iter_then_stop(radii: list[float], ramp: Ramp) -> Callable[[], float]:
-    """Stands for `Ramp.next`: gives some radii and then stops the training."""
-
-    def following() -> float:
-        if ramp.taken == len(radii):
+    def next(self) -> float:
+        if self.taken == 4:
             raise KeyboardInterrupt
-        ramp.taken += 1
-        return radii[ramp.taken - 1]
+        return super().next()
 
-    return following
+
+@pytest.mark.parametrize("model", [EVERY[1], EVERY[5], EVERY[8]], ids=lambda model: model.name)
+def test_a_stopped_training_goes_on_to_the_same_weights(model: Defended, tmp_path: Path) -> None:
+    u, labels = images(40), torch.arange(40) % 4
+
+    def trainer(name: str, ramp: Ramp) -> Trainer:
+        step = AttackedStep(model.build(SMALL, 1, 4, 0), 2, 6.0, 0, 3e-3, 16)
+        return Trainer(step, (u, labels), ramp, 3, 0, Checkpoint(tmp_path / name))
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer("stopped", StoppingRamp(0.3, steps=3)).train()
+    both = [trainer(name, Ramp(0.3, steps=3)) for name in ("whole", "stopped")]
+    histories = [one.train() for one in both]
+    assert histories[0] == histories[1] and len(histories[0]) == 3
+    for own, other in zip(*(one.step.network.parameters() for one in both), strict=True):
+        assert torch.equal(own, other)
+    finished = trainer(
+        "stopped", StoppingRamp(0.3, steps=3)
+    )  # which would raise if there were anything left to do
+    assert finished.train() == histories[0]
 
 
 @pytest.mark.parametrize("model", EVERY, ids=lambda model: model.name)
