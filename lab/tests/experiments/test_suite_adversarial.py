@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,12 +14,12 @@ from wellposed_lab.experiments.adversarial.evaluation import Budget, Evaluation
 from wellposed_lab.experiments.adversarial.findings import sentences
 from wellposed_lab.experiments.adversarial.models import THRESHOLD, Classifier, Defended, ImageCell, Shape
 from wellposed_lab.experiments.adversarial.run import AdversarialRun, AdversarialSchedule
-from wellposed_lab.experiments.adversarial.training import AttackedStep, train
+from wellposed_lab.experiments.adversarial.training import AttackedStep, FixedModel, Trainer
 
 from wellposed.equilibrium import Polished, RandomThreshold
 from wellposed.robust import AdversarialLoss, Ramp, SignSteps, TradesLoss
 from wellposed.robust.attacks import survival
-from wellposed.training import fit
+from wellposed.training import Checkpoint, fit
 
 SMALL = Shape(4, 3, 2, 2, "picard")
 EVERY = [run.model for run in get_suite("adversarial").runs("default", 1) if isinstance(run, AdversarialRun)]
@@ -124,11 +125,57 @@ def test_the_fixed_program_trains_as_the_library_does(model: Defended) -> None:
     fit(theirs, (u, labels), loss, epochs=2, batch_size=16, seed=0, schedule="cosine", progress=False,
         optimizer=lambda parameters: torch.optim.Adam(parameters, 3e-3, amsgrad=True))  # fmt: skip
     step = AttackedStep(ours, schedule.steps, schedule.weight, 0, 3e-3, 16)
-    history = train(ours, (u, labels), ramps[1], step, 2, 0)
+    history = Trainer(step, (u, labels), ramps[1], 2, 0).train()
     assert len(history) == 2 and all(map(math.isfinite, history))
     for own, other, start in zip(ours.parameters(), theirs.parameters(), before, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-6)
         assert float((own - start).detach().abs().max()) > 1e-3
+
+
+class StoppingRamp(Ramp):
+    """A ramp that stops the training in its second epoch."""
+
+    def next(self) -> float:
+        if self.taken == 4:
+            raise KeyboardInterrupt
+        return super().next()
+
+
+@pytest.mark.parametrize("model", [EVERY[1], EVERY[5], EVERY[8]], ids=lambda model: model.name)
+def test_a_stopped_training_goes_on_to_the_same_weights(model: Defended, tmp_path: Path) -> None:
+    u, labels = images(40), torch.arange(40) % 4
+
+    def trainer(name: str, ramp: Ramp) -> Trainer:
+        step = AttackedStep(model.build(SMALL, 1, 4, 0), 2, 6.0, 0, 3e-3, 16)
+        return Trainer(step, (u, labels), ramp, 3, 0, Checkpoint(tmp_path / name))
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer("stopped", StoppingRamp(0.3, steps=3)).train()
+    both = [trainer(name, Ramp(0.3, steps=3)) for name in ("whole", "stopped")]
+    histories = [one.train() for one in both]
+    assert histories[0] == histories[1] and len(histories[0]) == 3
+    for own, other in zip(*(one.step.network.parameters() for one in both), strict=True):
+        assert torch.equal(own, other)
+    finished = trainer(
+        "stopped", StoppingRamp(0.3, steps=3)
+    )  # which would raise if there were anything left to do
+    assert finished.train() == histories[0]
+
+
+@pytest.mark.parametrize("model", EVERY, ids=lambda model: model.name)
+def test_the_fixed_model_answers_as_the_classifier_does(model: Defended) -> None:
+    network = model.build(SMALL, 1, 4, 0).eval()
+    fixed, found = FixedModel(network), []
+    for one in (network, fixed):
+        u = images().requires_grad_()
+        one.reseed(3)
+        with torch.no_grad():
+            answers = one(u)
+        logits = one(u)
+        (slopes,) = torch.autograd.grad(logits[:, 0].sum(), u)
+        found.append((answers, logits.detach(), slopes))
+    for own, other in zip(*found, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-6)
 
 
 def test_the_worst_attack_is_chosen_image_by_image() -> None:

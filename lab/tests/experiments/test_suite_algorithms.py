@@ -19,6 +19,7 @@ from wellposed_lab.experiments.algorithms.run import AlgorithmRun, StackedConvol
 from wellposed_lab.experiments.algorithms.tasks import PrefixSums
 from wellposed_lab.experiments.noise.regression import draw_errors, errors_by_noise
 
+from wellposed.equilibrium import Steps
 from wellposed.errors import InputError
 from wellposed.models import Noise, PlainConvCell, RecallCell
 
@@ -128,23 +129,42 @@ def test_truncated_training_differentiates_a_few_steps_from_various_starts(
     model = Design("deq", "recall", 3, 4, 1, Growth(1.0, 5), trained=6, truncated=2).build(0)
     assert isinstance(model, Equilibrium)
     starts: list[Tensor] = []
-    solve = model.deq.equilibrium
+    counts, taken = set(), model.taken
 
-    def record(u: Tensor, x0: Tensor) -> Any:
-        starts.append(x0)
-        return solve(u, x0)
+    def record(u: Tensor, x: Tensor, steps: int) -> Tensor:
+        starts.append(x)
+        counts.add(steps)
+        return taken(u, x, steps)
 
-    monkeypatch.setattr(model.deq, "equilibrium", record)
+    monkeypatch.setattr(model, "taken", record)
     u = torch.ones(2, 3, 5, 5)
     with torch.random.fork_rng(()):
         torch.manual_seed(0)
-        counts = set()
         for _ in range(20):
             model(u).sum().backward()
-            counts.add(model.deq.max_steps)
     assert [float(x.abs().sum()) > 0 for x in starts] == [False, True] * 10
     assert counts <= set(range(1, 7)) and len(counts) > 3
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("form", ["plain", "recall", "dense"])
+@pytest.mark.parametrize("truncated", [None, 3])
+@pytest.mark.parametrize("decibels", [None, 3.0])
+def test_training_takes_the_steps_of_the_library(form: Any, truncated: int | None, decibels: float | None) -> None:
+    design = Design("deq", form, 2, 4, 1, Growth(0.0, 9), trained=4, truncated=truncated)
+    model, found = design.build(0).train(), []
+    assert isinstance(model, Equilibrium)
+    u = torch.randn({"plain": (3, 2, 5), "recall": (3, 2, 5, 5), "dense": (3, 2)}[form])
+    start = torch.randn_like(model.deq.start(u))  # type: ignore[arg-type]
+    model.deq.max_steps, model.deq.stop = 4, Steps(4)
+    for solve in (lambda: model.taken(u, start, 4), lambda: model.deq(u, start)):
+        model.zero_grad()
+        model.noise = None if decibels is None else Noise(state=decibels, generator=torch.Generator())
+        x = solve()
+        x.square().sum().backward()
+        found.append([x.detach(), *(p.grad for p in model.deq.parameters())])
+    for own, other in zip(*found, strict=True):
+        torch.testing.assert_close(own, other)
 
 
 @pytest.mark.parametrize("name", SUITES)

@@ -83,6 +83,8 @@ def test_a_figure_shows_the_scale_of_the_comparison_and_says_which():
         assert figure_scale(figure, several) == scale
         assert f"Runs at scale {scale}." in str(figure_html(figure, several, "f"))
     assert curves(replace(SHIFT, tasks=("identity",)), several)["identity"][0].middle == (40.0,)
+    few = str(figure_html(replace(SHIFT, tasks=("identity",)), [*RECORDS, large[0]], "f"))
+    assert "Runs at scale default, which has most models; claims are judged at scale paper" in few
     assert "Runs at scale" not in str(figure_html(SHIFT, RECORDS, "f"))
 
 

@@ -70,9 +70,14 @@ def figure_html(figure: Figure, records: Sequence[Record], key: str) -> Html | N
 
 
 def _scale(figure: Figure, records: Sequence[Record]) -> str:
-    """Names the scale of a figure where there are runs at several."""
-    several = len({record.scale for record in records} & set(JUDGED_SCALES)) > 1
-    return f" Runs at scale {figure_scale(figure, records)}." if several else ""
+    """Names the scale of a figure where runs are at several, and the larger one that claims are judged by."""
+    if len({record.scale for record in records} & set(JUDGED_SCALES)) < 2:
+        return ""
+    drawn = figure_scale(figure, records)
+    known = {record.scale for record in records if record.task in figure.tasks}
+    largest = next((scale for scale in JUDGED_SCALES if scale in known), drawn)
+    judged = f"which has most models; claims are judged at scale {largest} where both of their sides are there"
+    return f" Runs at scale {drawn}." if drawn == largest else f" Runs at scale {drawn}, {judged}."
 
 
 def _caption(figure: Figure, drawn: dict[str, list[Curve]], hidden: set[str], lines: bool) -> str:

@@ -13,6 +13,7 @@ from wellposed.robust.attacks import adaptive_attack, autoattack, pgd, salt_and_
 from wellposed.robust.training import SignSteps
 from wellposed_lab.engine.store import Value
 from wellposed_lab.experiments.adversarial.models import Classifier
+from wellposed_lab.experiments.adversarial.training import FixedModel
 
 RADIUS, LENGTH = 0.3, 0.1  # of 004 (section 4.2)
 NOISES = {"salt_and_pepper": salt_and_pepper, "speckle": speckle}
@@ -62,6 +63,7 @@ class Evaluation:
 
     def __init__(self, model: Classifier, u: Tensor, target: Tensor, budget: Budget, seed: int) -> None:
         self.model, self.u, self.target, self.budget, self.seed = model, u, target, budget, seed
+        self.fixed = FixedModel(model)
         self.draws = 1 if model.defended.steady else budget.draws
         self.found: dict[str, Tensor] = {}  # attacked inputs within 0.3, by attack
         self.notes: list[str] = []
@@ -84,9 +86,9 @@ class Evaluation:
     def survival(self, points: Tensor, seed: int, times: int = 1) -> Tensor:  # (B,)
         """Returns the share of new answers that are right, for every image; `times` as many answers as usual."""
         draws = 1 if self.model.defended.steady else times * self.budget.answers
-        self.model.reseed(seed + self.seed)
+        self.fixed.reseed(seed + self.seed)
         pairs = zip(points.split(self.budget.part), self.target.split(self.budget.part), strict=True)
-        return torch.cat([survival(self.model, some, classes, draws=draws) for some, classes in pairs])
+        return torch.cat([survival(self.fixed, some, classes, draws=draws) for some, classes in pairs])
 
     def plain(self, clean: float) -> Iterator[Value]:
         """Runs the attack of 004, along the model's own gradient, over steps and radii."""
@@ -101,7 +103,7 @@ class Evaluation:
         """Attacks by plain steps along signs."""
         generator = torch.Generator(self.u.device).manual_seed(self.seed)
         attack = SignSteps(steps, LENGTH, generator=generator)
-        return self._attacked(lambda some, classes: attack(self.model, some, classes, radius))
+        return self._attacked(lambda some, classes: attack(self.fixed, some, classes, radius))
 
     def noisy(self, clean: float) -> Iterator[Value]:
         """Disturbs the images with noise that nobody chose."""
@@ -129,9 +131,9 @@ class Evaluation:
 
     def _auto(self, radius: float, few: int | None = None, **options: Any) -> Tensor:
         few = self.budget.auto_samples if few is None else few
-        self.model.reseed(self.seed)
+        self.fixed.reseed(self.seed)
         options |= {"steps": self.budget.auto_steps, "square_queries": self.budget.queries, "seed": self.seed}
-        found = autoattack(self.model, self.u[:few], self.target[:few], radius, **options)
+        found = autoattack(self.fixed, self.u[:few], self.target[:few], radius, **options)
         self.notes += found.notes
         return torch.cat([found.inputs, self.u[few:]])
 
@@ -148,14 +150,14 @@ class Evaluation:
 
     def _climbed(self, gradient: Gradient | None, u: Tensor, target: Tensor) -> Tensor:
         options: dict[str, Any] = {"steps": self.budget.adaptive_steps, "restarts": 0, "draws": self.draws}
-        if gradient is not None:
-            options["gradient"] = gradient
-        attack = pgd if gradient is None else adaptive_attack
-        return attack(self.model, u, target, RADIUS, seed=self.seed, **options).inputs
+        if gradient is None:
+            return pgd(self.fixed, u, target, RADIUS, seed=self.seed, **options).inputs
+        options["gradient"] = gradient
+        return adaptive_attack(self.model, u, target, RADIUS, seed=self.seed, **options).inputs
 
     def _attacked(self, attack: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Attacks all images, some at a time."""
-        self.model.reseed(self.seed)
+        self.fixed.reseed(self.seed)
         pairs = zip(self.u.split(self.budget.part), self.target.split(self.budget.part), strict=True)
         return torch.cat([attack(some, classes) for some, classes in pairs])
 

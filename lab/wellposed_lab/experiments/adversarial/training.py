@@ -1,14 +1,15 @@
 """Training with attacks as a program in which nothing depends on values, which a GPU replays as one graph a step.
 
 A step of training asks a model twelve times, and through the library that is some 4,000 small kernels and 400
-waits for the GPU. `FixedProgram` computes what a `Classifier` does in training with a third of the kernels and no
+waits for the GPU. `FixedProgram` computes what a `Classifier` does with a third of the kernels and no
 wait: always all steps, weights under weight norm once a pass, no checks. Its draws are those of the library where
-both draw on a CPU.
+both draw on a CPU. `FixedModel` is a trained classifier that answers by it.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from wellposed.errors import NonFiniteLossError
 from wellposed.robust.training import START_NOISE, Ramp, divergence
 from wellposed.training.batches import Batches
+from wellposed.training.checkpoint import Checkpoint
 from wellposed_lab.experiments.adversarial.models import THRESHOLD, Classifier, ImageCell
 
 WARM = 3  # steps before a graph is captured
@@ -35,7 +37,7 @@ class Weights:
 
 
 class FixedProgram:
-    """The forward pass of a classifier in training.
+    """The forward pass of a classifier.
 
     Args:
         network: whose weights, noise and thresholds are used.
@@ -108,6 +110,29 @@ class FixedProgram:
         return torch.randn(x.shape, generator=self.network.noise.generator, device=x.device)
 
 
+class FixedModel(nn.Module):
+    """A trained classifier that answers by a `FixedProgram`: the same answers and gradients by inputs.
+
+    Args:
+        network: trained; its weights are read now.
+    """
+
+    def __init__(self, network: Classifier) -> None:
+        super().__init__()
+        self.network, self.program = network, FixedProgram(network, torch.Generator())
+        with torch.no_grad():
+            self.weights = self.program.weights()
+
+    def reseed(self, seed: int) -> None:
+        """Begins the draws of noise and thresholds anew."""
+        self.network.reseed(seed)
+        self.program.thresholds.manual_seed(seed)
+
+    def forward(self, u: Tensor) -> Tensor:  # (B, C, H, W) -> (B, classes)
+        """Computes the logits."""
+        return self.program(self.weights, u)
+
+
 def _sizes(x: Tensor) -> Tensor:  # (B, C, H, W) -> (B, 1, 1, 1)
     return torch.linalg.vector_norm(x, dim=(1, 2, 3), keepdim=True)
 
@@ -161,13 +186,17 @@ class AttackedStep:
             self._replay(self.batch)
         self.taken += 1
 
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """All that draw in a step."""
+        every = (self.generator, self.program.thresholds, self.network.noise.generator)
+        return [generator for generator in every if generator is not None]
+
     def _replay(self, batch: tuple[Tensor, Tensor]) -> None:
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
-            own = self.network.noise.generator
-            for generator in (self.generator, self.program.thresholds, own):
-                if generator is not None:
-                    self.graph.register_generator_state(generator)
+            for generator in self.generators:
+                self.graph.register_generator_state(generator)
             self.optimizer.zero_grad(set_to_none=True)
             with torch.cuda.graph(self.graph):
                 self._step(*batch)
@@ -187,8 +216,9 @@ class AttackedStep:
         with torch.no_grad():
             constant = program.weights()
         if trained_by == "pgd":
-            with torch.no_grad():
-                program(constant, u)  # for its draws alone: the library asks for these predictions too
+            if not self.cuda:
+                with torch.no_grad():
+                    program(constant, u)  # for its draws alone: the library asks for these predictions too
             start = torch.lerp(*self._ends(u), torch.rand(u.shape, generator=self.generator, device=u.device))
             attacked = self._climbed(u, start, lambda points: cross_entropy(program(constant, points), target))
             return cross_entropy(program(program.weights(), attacked), target)
@@ -214,26 +244,60 @@ class AttackedStep:
         return points.detach()
 
 
-def train(
-    network: Classifier,
-    data: tuple[Tensor, Tensor],
-    ramp: Ramp,
-    step: AttackedStep,
-    epochs: int,
-    seed: int,
-) -> list[float]:
-    """Trains a classifier in place, by a cosine over the epochs, and returns the mean loss of each of them."""
-    device, network = step.radius.device, network.train()
-    batches = Batches((data[0].to(device), data[1].to(device)), step.size, [seed])
-    schedule, history = CosineAnnealingLR(step.optimizer, epochs), []
-    for epoch in range(epochs):
-        step.losses.zero_()
-        count = 0
-        for batch in batches:
-            step(batch.u, batch.y, ramp.next())
-            count += 1
-        schedule.step()
-        history.append(float(step.losses) / count)
-        if not math.isfinite(history[-1]):
-            raise NonFiniteLossError(f"the loss is {history[-1]} in epoch {epoch}; lower the learning rate")
-    return history
+@dataclass
+class Trainer:
+    """Trains a classifier in place, by a cosine over the epochs; a stopped one goes on from its last epoch.
+
+    Args:
+        step: of one batch.
+        data: images and their classes.
+        ramp: of the radius.
+        epochs: how often all images are seen.
+        seed: of their order.
+        file: rewritten after every epoch; None: there is none.
+    """
+
+    step: AttackedStep
+    data: tuple[Tensor, Tensor]
+    ramp: Ramp
+    epochs: int
+    seed: int
+    file: Checkpoint | None = None
+
+    def train(self) -> list[float]:
+        """Returns the mean loss of every epoch."""
+        step, network, device = self.step, self.step.network.train(), self.step.radius.device
+        batches = Batches((self.data[0].to(device), self.data[1].to(device)), step.size, [self.seed])
+        schedule = CosineAnnealingLR(step.optimizer, self.epochs)
+        known = None if self.file is None else self.file.load()
+        history = [] if known is None else self._restore(known, schedule, batches)
+        for epoch in range(len(history), self.epochs):
+            step.losses.zero_()
+            count = 0
+            for batch in batches:
+                step(batch.u, batch.y, self.ramp.next())
+                count += 1
+            schedule.step()
+            history.append(float(step.losses) / count)
+            if not math.isfinite(history[-1]):
+                raise NonFiniteLossError(f"the loss is {history[-1]} in epoch {epoch}; lower the learning rate")
+            if self.file is not None:
+                self.file.save({
+                    "network": network.state_dict(), "optimizer": step.optimizer.state_dict(),
+                    "schedule": schedule.state_dict(), "taken": self.ramp.taken, "history": history,
+                    "random": [generator.get_state() for generator in (*batches.generators, *step.generators)],
+                })  # fmt: skip
+        return history
+
+    def _restore(self, known: dict[str, Any], schedule: CosineAnnealingLR, batches: Batches) -> list[float]:
+        step, rate = self.step, self.step.optimizer.param_groups[0]["lr"]
+        step.network.load_state_dict(known["network"])
+        step.optimizer.load_state_dict(known["optimizer"])
+        schedule.load_state_dict(known["schedule"])
+        if isinstance(rate, Tensor):  # a graph reads the rate at its address on the device
+            step.optimizer.param_groups[0]["lr"] = rate.copy_(step.optimizer.param_groups[0]["lr"])
+        for generator, state in zip((*batches.generators, *step.generators), known["random"], strict=True):
+            generator.set_state(state)
+        self.ramp.taken = known["taken"]
+        history: list[float] = known["history"]
+        return history

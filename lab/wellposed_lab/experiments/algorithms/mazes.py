@@ -47,7 +47,7 @@ def plan(scale: Scale) -> list[AlgorithmRun]:
 def _task(scale: Scale) -> Mazes:
     if scale == "tiny":
         return Mazes(size=5, samples=32, test_samples=4, pixels=1, points=(5, 9))
-    return Mazes(test_samples=200) if scale == "paper" else Mazes(samples=16_000, test_samples=20, pixels=1)
+    return Mazes(test_samples=50) if scale == "paper" else Mazes(samples=16_000, test_samples=20, pixels=1)
 
 
 def _training(scale: Scale) -> Training:

@@ -151,8 +151,27 @@ class Equilibrium(nn.Module):
             zeros = self.deq.start(u)
             start = torch.randn_like(zeros) if self._calls % 2 else zeros  # type: ignore[arg-type]
         self._calls += 1
-        self.deq.max_steps, self.deq.stop = steps, Steps(steps)
-        x = self.deq(u, start)
+        return self.taken(u, self.deq.start(u) if start is None else start, steps)
+
+    def taken(self, u: Tensor, x: State, steps: int) -> Tensor:
+        """Takes the steps of a training solve as `DEQ` does, without its checks, which wait for a GPU."""
+        cell, draws = self.deq.cell, NoiseDraws(self.noise or Noise(), len(u))
+        assert isinstance(cell, Cell)
+        injection, truncated = cell.inject(u), self.design.truncated
+
+        def step(x: State) -> State:
+            draws.begin()
+            return cell.step(draws.state(x), injection)
+
+        with torch.set_grad_enabled(torch.is_grad_enabled() and truncated is None):
+            for _ in range(steps):
+                x = step(x)
+        draws.state(x)  # of the residual after the last step
+        if truncated is None:  # the gradient of one step more, as `Unrolled` has it
+            extra = step(x)
+            x = extra + (x - extra).detach()  # type: ignore[operator]
+        for _ in range(truncated or 0):
+            x = step(x)
         assert isinstance(x, Tensor)
         return x
 

@@ -157,6 +157,8 @@ class AlgorithmRun(Run):
     def _trained(self, runs: Sequence[Self], context: Context) -> tuple[list[Network], list[float]]:
         """Trains the models of all runs, and returns them with the mean loss of every epoch."""
         models = [run.design.build(run.seed).to(context.device) for run in runs]
+        if context.device != "cpu":  # convolutions of images by pixels, as GPUs want them
+            models = [model.to(memory_format=torch.channels_last) for model in models]  # type: ignore[call-overload]
         network, count = (models[0], 1) if len(runs) == 1 else (Joined(models), len(runs))
         (network.inner if isinstance(network, Joined) else network).noise = self._noise(self.noise, context.device)
         data = [run.task.train(run.seed) for run in runs]

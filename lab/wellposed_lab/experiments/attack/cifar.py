@@ -28,7 +28,7 @@ LINES = (  # images are per seed
     Line("control", "speckle", "speckle", SPECKLES, 300, gallery=0.5),
 )
 FINDINGS = Findings(DATA, (2, 4), RADII)
-PLAN = AttackPlan("attack-cifar", LINES, ResidualNetwork(), ResidualNetwork("digits", depth=8, epochs=6), more=5)
+PLAN = AttackPlan("attack-cifar", LINES, ResidualNetwork(), ResidualNetwork("digits", depth=8, epochs=6), more=10)
 
 
 def findings(records: Sequence[Record]) -> list[str]:

@@ -43,7 +43,7 @@ class Line:
 
 
 def ranked_lines(samples: int, gallery: float, holdout: bool = False) -> tuple[Line, ...]:
-    """Lists all rankings with all kinds of values; random values on twice the images, and on held-out ones too.
+    """Lists all rankings with all kinds of values, random ones on twice the images; `holdout` as in a line.
 
     Example:
         >>> [line.attack for line in ranked_lines(10, 0.1)][:3]
@@ -53,9 +53,8 @@ def ranked_lines(samples: int, gallery: float, holdout: bool = False) -> tuple[L
     for kind in KINDS:
         for role, name in RANKINGS:
             shown = gallery if name == "sensitivity" and kind != "signed" else None
-            judged = kind == "attack"  # by the printed table
-            count = min(2 * samples, ALL) if judged else samples
-            lines.append(Line(role, "share", f"{name}-{kind}", SHARES, count, shown, holdout and judged))
+            count = min(2 * samples, ALL) if kind == "attack" else samples
+            lines.append(Line(role, "share", f"{name}-{kind}", SHARES, count, shown, holdout))
     return tuple(lines)
 
 
