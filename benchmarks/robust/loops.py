@@ -82,7 +82,7 @@ class Job(NamedTuple):
     images: list[int]
 
     def run(self, seconds: float, forms: Path, until: float) -> list[Line]:
-        """Returns an answer about every image, with milliseconds of the processor; none if it is too late to ask."""
+        """Returns an answer about every image, with milliseconds of the processor; none if it is too late."""
         if time.time() > until:
             return []
         torch.set_num_threads(1)
@@ -171,8 +171,8 @@ class Answers:
     def ask(self, jobs: list[Job]) -> None:
         """Answers what has no answer yet, in random order.
 
-        After the time of --within no further image is asked about, but all that were asked about have their answer:
-        a random sample, which does not favour those that are decided quickly.
+        After the time of --within no further image is asked about, but all that were asked about get their
+        answer: a random sample, which does not favour those that are decided quickly.
         """
         parts = []
         for job in jobs if not self.options.merge else ():
@@ -239,7 +239,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="images that are examined at the same time")
     parser.add_argument("--verdicts", type=Path, help="a file of answers, read first and added to")
     parser.add_argument("--merge", action="store_true", help="make the table of --verdicts alone, and ask nothing")
-    parser.add_argument("--within", type=float, default=math.inf, help="seconds after which no image is asked about")
+    parser.add_argument(
+        "--within", type=float, default=math.inf, help="seconds after which no image is asked about"
+    )
     options = parser.parse_args()
     options.until = time.time() + options.within
     if options.table:
