@@ -301,11 +301,11 @@ SOLVED = 1e-8  # relative to the outputs, by which a counter-example must lead
 POLISHED = 4  # of the points that are tried at once
 FAR = 3.0  # times wider than first order are intervals of a loop that count as not enclosed
 ROOT_ROUNDS = 8  # of refinement by CROWN
-ROUNDS = 64  # of refinement by triangle programs
+ROUNDS = 200  # of refinement by triangle programs
 WORK = 2**27  # products in a step of the primal-dual method, up to which all states are tightened
-MORE_STEPS = 20  # of the primal-dual method for bounds that were asked for before
+MORE_STEPS = 10  # of the primal-dual method for bounds that were asked for before
 GOAL_STEPS = 240  # for the rows of a goal, and a quarter of that if they were asked for before
-WORTH = 0.98  # of the widths at most that a round of refinement must leave for another one
+WORTH = 0.995  # of the widths at most that a round of refinement must leave for another one
 
 
 @dataclass(frozen=True)
