@@ -81,8 +81,10 @@ class Job(NamedTuple):
     column: str
     images: list[int]
 
-    def run(self, seconds: float, forms: Path) -> list[Line]:
-        """Returns an answer about every image, with milliseconds of the processor."""
+    def run(self, seconds: float, forms: Path, until: float) -> list[Line]:
+        """Returns an answer about every image, with milliseconds of the processor; none if it is too late."""
+        if time.time() > until:
+            return []
         torch.set_num_threads(1)
         model, test, more = _model(self.model, forms), _images("mnist", "test"), [{} for _ in self.images]
         u, labels = test.flat()[self.images].double(), test.labels[self.images]
@@ -167,14 +169,18 @@ class Answers:
         return sorted(left - self.held(name, epsilon))
 
     def ask(self, jobs: list[Job]) -> None:
-        """Answers what has no answer yet, in random order, so that a run that is cut off has drawn a sample."""
+        """Answers what has no answer yet, in random order.
+
+        After the time of --within no further image is asked about, but all that were asked about get their
+        answer: a random sample, which does not favour those that are decided quickly.
+        """
         parts = []
         for job in jobs if not self.options.merge else ():
             images = [image for image in job.images if image not in self.of(*job[:3])]
             size = 1 if job.column == "complete" else PART
             parts += [job._replace(images=images[i : i + size]) for i in range(0, len(images), size)]
         random.Random(0).shuffle(parts)
-        run = partial(Job.run, seconds=self.options.seconds, forms=self.options.forms)
+        run = partial(Job.run, seconds=self.options.seconds, forms=self.options.forms, until=self.options.until)
         with multiprocessing.get_context("spawn").Pool(self.options.processes) as pool:
             for lines in pool.imap_unordered(run, parts):
                 for line in lines:
@@ -233,7 +239,11 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="images that are examined at the same time")
     parser.add_argument("--verdicts", type=Path, help="a file of answers, read first and added to")
     parser.add_argument("--merge", action="store_true", help="make the table of --verdicts alone, and ask nothing")
+    parser.add_argument(
+        "--within", type=float, default=math.inf, help="seconds after which no image is asked about"
+    )
     options = parser.parse_args()
+    options.until = time.time() + options.within
     if options.table:
         for line in load(options)["lines"]:
             print(line)

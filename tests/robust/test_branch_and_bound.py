@@ -83,6 +83,26 @@ def test_a_loop_is_enclosed_as_far_as_the_class_is_kept(monkeypatch):
     assert all(one is not None for one in boxes) and all(one.status == "proven" for one in verdicts)
 
 
+def test_parts_of_such_a_loop_are_told_apart_by_their_bounds(monkeypatch):
+    """With the goal assumed to be negative as well, all bounds would be zero and no split better than others."""
+    torch.manual_seed(0)
+    form = rotating(8, turn=1.0, bias=0.0)
+    u = torch.rand(4, 3, dtype=F64)[2:3]
+    box, target = Box.around(u, 0.3), form(u).argmax(1)
+    monkeypatch.setattr(certification, "FAR", 0.0)
+    monkeypatch.setattr(certification, "ROUNDS", 1)
+    parts, examined = [], certification._Search._examined
+
+    def spied(*given):
+        parts.extend(examined(*given))
+        raise KeyboardInterrupt  # the first are enough
+
+    monkeypatch.setattr(certification._Search, "_examined", spied)
+    with pytest.raises(KeyboardInterrupt):
+        branch_and_bound(form, box, target, 600.0)
+    assert parts[0].bound > 0.1 and parts[0].scores.max() > 0.01
+
+
 def test_time_that_is_over_leaves_a_gap():
     torch.manual_seed(1)
     form = looped(20, kappa=0.9)

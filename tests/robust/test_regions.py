@@ -95,6 +95,43 @@ def test_it_comes_near_the_linear_program():
     assert (first > exact + 1e-2 * size).any(), "the first multipliers are not good enough to need no steps"
 
 
+def test_a_search_goes_on_where_it_ended():
+    """The points are what it needs: multipliers alone are no better after a few steps from points anew."""
+    torch.manual_seed(1)
+    form = looped(12, kappa=0.9)
+    _, objectives, regions = posed(form, torch.rand(1, form.sizes[1], dtype=F64), 0.3)
+    region = torch.zeros(len(objectives), dtype=torch.int64)
+    first, many = (regions.maximum(objectives, region, steps) for steps in (20, 400))
+    on = anew = first
+    for _ in range(12):
+        on = regions.maximum(objectives, region, 5, on.start)
+        anew = regions.maximum(objectives, region, 5, (*anew.start[:2], first.point))
+    gained, possible = first.bound - on.bound, first.bound - many.bound
+    assert (gained >= 0).all() and gained.sum() > 0.9 * possible.sum() > 0
+    assert gained.sum() > 1.2 * (first.bound - anew.bound).sum()
+
+
+def test_pairs_are_projected_on_the_nearest_point_of_their_triangle():
+    torch.manual_seed(0)
+    low = torch.tensor([-1.0, -2.0, 0.5, -3.0, -1e-3], dtype=F64)  # open, open, on, off, nearly on
+    high = torch.tensor([2.0, 0.5, 2.0, -1.0, 4.0], dtype=F64)
+    most = high.clamp(min=1e-20), (-low).clamp(min=1e-20)
+    project = linear_programs._Corners(low, high, most)
+    z = low + torch.linspace(0, 1, 801, dtype=F64)[:, None] * (high - low)
+    relu, chord = z.clamp(min=0), high.clamp(min=0) * (z - low) / (high - low)
+    chord = torch.where((low < 0) & (high > 0), chord, relu)
+    x = relu + torch.linspace(0, 1, 41, dtype=F64)[:, None, None] * (chord - relu)  # all of every triangle
+    candidates = torch.stack([x, x - z]).flatten(1, 2)  # x and w
+    sizes = torch.stack([torch.where(one > 1e-9, one, 1.0) for one in most])
+    for _ in range(50):
+        pair = 3 * torch.randn(2, 5, dtype=F64)
+        nearest = torch.stack(project(*pair))
+        best = ((candidates - pair[:, None]) / sizes[:, None]).square().sum(0).amin(0)
+        mine = ((nearest - pair) / sizes).square().sum(0)
+        assert (mine - best).abs().max() < 1e-2 * (1 + best.max())
+        assert (((candidates - nearest[:, None]) / sizes[:, None]).square().sum(0).amin(0) < 1e-3).all()
+
+
 def test_a_box_is_proven_only_if_its_image_is_inside(monkeypatch):
     """Breaking the comparison would prove a box around the center alone, which does not hold other equilibria."""
     torch.manual_seed(0)

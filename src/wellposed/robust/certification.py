@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from wellposed.errors import IllPosedError, InputError, MissingExtraError, WellposedError
 from wellposed.forms import ImplicitForm
@@ -28,6 +29,7 @@ from wellposed.robust.intervals import IntervalPropagation, branch_states
 from wellposed.robust.linear_programs import (
     STEPS,
     LinearProgram,
+    Maximum,
     Objectives,
     Regions,
     RelaxedSet,
@@ -299,10 +301,11 @@ SOLVED = 1e-8  # relative to the outputs, by which a counter-example must lead
 POLISHED = 4  # of the points that are tried at once
 FAR = 3.0  # times wider than first order are intervals of a loop that count as not enclosed
 ROOT_ROUNDS = 8  # of refinement by CROWN
-ROUNDS = 16  # of refinement by triangle programs
+ROUNDS = 200  # of refinement by triangle programs
 WORK = 2**27  # products in a step of the primal-dual method, up to which all states are tightened
-GOAL_STEPS = 240  # of the primal-dual method for the rows of a goal
-WORTH = 0.99  # of the widths at most that a round of refinement must leave for another one
+MORE_STEPS = 10  # of the primal-dual method for bounds that were asked for before
+GOAL_STEPS = 240  # for the rows of a goal, and a quarter of that if they were asked for before
+WORTH = 0.995  # of the widths at most that a round of refinement must leave for another one
 
 
 @dataclass(frozen=True)
@@ -446,7 +449,7 @@ class _Part:
         order: minus its bound, then its number.
         z: (n,), all pre-activations.
         scores: (n,), what splitting each state promises.
-        memory: multipliers and weights of the last bounds of z from above, of those from below and of the goal.
+        memory: where the last bounds of z from above, of those from below and of the goal ended.
     """
 
     order: tuple[float, int]
@@ -588,30 +591,57 @@ class _Search:
 
     def _narrowed(self, z: Interval, conditions: Objectives) -> Interval:
         """Tightens all pre-activations that are not affine, as long as that makes them much narrower."""
-        for _ in range(ROUNDS):
-            regions = Regions(self.constraints, self._inputs, z, conditions)
-            region, unit = self._chosen(regions, torch.ones(1, dtype=torch.bool))
-            if not len(unit) or self.query.late:
+        active, memory = torch.ones(1, dtype=torch.bool), self._nothing(0, len(conditions))
+        for round in range(ROUNDS):
+            if self.query.late:
                 break
-            bound = regions.maximum(regions.units(region, unit), region.repeat(2), STEPS).bound
-            before, z = z, _tightened(z, region, unit, bound)
+            before = z
+            z, memory = self._tighten(z, conditions, active, memory, MORE_STEPS if round else STEPS)
             if float(z.width.sum()) > WORTH * float(before.width.sum()):
                 break
         return z
+
+    def _nothing(self, rows: int, conditions: int) -> Start:
+        """Returns a memory, as of `_Part`, of bounds that were never asked for."""
+        n, p = self.constraints.B.shape
+        nothing = torch.full((1, 2 * n + rows, 1), math.nan, dtype=torch.float64)
+        return (
+            nothing.expand(-1, -1, n),
+            nothing.expand(-1, -1, conditions),
+            nothing.half().expand(-1, -1, 2 * n + p),
+        )
+
+    def _tighten(
+        self, z: Interval, conditions: Objectives, active: Tensor, memory: Start, steps: int
+    ) -> tuple[Interval, Start]:
+        """Tightens the pre-activations of active regions."""
+        regions = Regions(self.constraints, self._inputs, z, conditions)
+        region, unit = self._chosen(regions, active)
+        if not len(unit):
+            return z, memory
+        where = region.repeat(2), torch.cat([unit, z.lower.shape[1] + unit])
+        lam, weights, point = memory
+        found = regions.maximum(
+            regions.units(region, unit), where[0], steps, (lam[where], weights[where], point[where])
+        )
+        return _tightened(z, region, unit, found.bound), _kept_in(memory, where, found)
 
     def _bound_goal(self, z: Interval, goal: list[int], bound: float, assumed: Objectives) -> float:
         """Bounds the least row of a goal as far as there is time, or until it is known to be negative.
 
         Args:
             bound: what is known of it.
-            assumed: rows that are nonnegative wherever that matters.
+            assumed: rows that are nonnegative wherever that matters, those of all goals times -1, or none.
         """
         done, least = -math.inf, SOLVED * (1 + bound)
         rows = self.objectives.part(goal)
         rows = replace(rows, constant=rows.constant + least, slack=rows.slack + 2 * EPS * rows.constant.abs())
-        nothing = torch.full((1, 2 * z.lower.shape[1] + len(rows), 1), math.nan, dtype=torch.float64)
-        memory = nothing.expand(-1, -1, z.lower.shape[1]), nothing.expand(-1, -1, len(rows) + len(assumed))
-        parts = self._examined(z, rows, assumed, [bound], memory)
+        own = [k for k, row in enumerate(row for one in self.goals for row in one) if row in goal]
+        own = own if len(assumed) else []
+        others = [k for k in range(len(assumed)) if k not in own]
+        conditions = rows.beside(assumed.part(others)).beside(assumed.part(own))
+        memory = self._nothing(len(rows), len(conditions))
+        parts = self._examined(z, rows, conditions, len(others), [bound], memory)
         while parts and self.best < 0 and not self.query.late:
             part = heapq.heappop(parts)
             split = self._split(part)
@@ -621,51 +651,61 @@ class _Search:
                 if done >= 0:
                     break
             else:
-                both = part.memory[0].expand(2, -1, -1), part.memory[1].expand(2, -1, -1)
-                for child in self._examined(split, rows, assumed, [part.bound] * 2, both):
+                lam, weights, point = (one.expand(2, -1, -1) for one in part.memory)
+                both = [part.bound] * 2
+                for child in self._examined(split, rows, conditions, len(others), both, (lam, weights, point)):
                     heapq.heappush(parts, child)
         return max([-least, done, *(part.bound for part in parts)])
 
     def _examined(
-        self, z: Interval, goal: Objectives, assumed: Objectives, bounds: list[float], memory: Start
+        self,
+        z: Interval,
+        goal: Objectives,
+        conditions: Objectives,
+        others: int,
+        bounds: list[float],
+        memory: Start,
     ) -> list[_Part]:
         """Tightens some parts together as far as is worth it; those that cannot reach the goal are left out.
 
         Args:
             z: (K, n).
-            goal, assumed: rows that are nonnegative where the goal is reached.
+            goal: rows that are nonnegative where the goal is reached.
+            conditions: the goal, some other rows that are nonnegative then, and maybe those of the goal times -1,
+                without which a bound of the goal tells how far it is from being reached.
+            others: how many.
             bounds: known bounds of the parts.
-            memory: (K, 2n + rows of the goal, ...), multipliers and weights to start from; see `_Part`.
+            memory: (K, 2n + rows of the goal, ...), where to start from; see `_Part`.
         """
         self.nodes += len(bounds)
-        least, n = torch.tensor(bounds, dtype=torch.float64), z.lower.shape[1]
+        least, n, count = torch.tensor(bounds, dtype=torch.float64), z.lower.shape[1], len(goal) + others
         scores, active = torch.zeros_like(z.lower), torch.ones(len(least), dtype=torch.bool)
+        apart = conditions.part(list(range(count)))
         for _ in range(ROUNDS):
-            regions = Regions(self.constraints, self._inputs, z, goal.beside(assumed))
-            region, unit = self._chosen(regions, active)
+            fresh, before = bool(memory[0][0, -1, 0].isnan()), z
+            z, memory = self._tighten(z, conditions, active, memory, STEPS if fresh else MORE_STEPS)
             own, each = torch.arange(len(least)).repeat_interleave(len(goal)), torch.arange(len(goal))
-            each = each.repeat(len(least))
-            answers = []
-            for rows, where, steps in (
-                (regions.units(region, unit), (region.repeat(2), torch.cat([unit, n + unit])), STEPS),
-                (goal.part(each), (own, 2 * n + each), GOAL_STEPS),
-            ):
-                found = regions.maximum(rows, where[0], steps, (memory[0][where], memory[1][where]))
-                memory = memory[0].index_put(where, found.multipliers), memory[1].index_put(where, found.weights)
-                answers.append(found.bound)
-            before, z = z, _tightened(z, region, unit, answers[0])
-            least = torch.minimum(least, answers[1].view(len(least), -1).amin(1))
+            where = own, 2 * n + each.repeat(len(least))
+            regions = Regions(self.constraints, self._inputs, z, apart)
+            lam, weights, point = (one[where] for one in memory)
+            found = regions.maximum(
+                goal.part(each.repeat(len(least))), own, GOAL_STEPS // (1 if fresh else 4),
+                (lam, weights[:, :count], point),
+            )  # fmt: skip
+            memory = _kept_in(memory, where, found)
+            least = torch.minimum(least, found.bound.view(len(least), -1).amin(1))
             scores = found.gaps.view(len(least), len(goal), -1).sum(1)
             alive = (least >= 0) & (z.lower <= z.upper).all(1)
             active = (z.width.sum(1) <= WORTH * before.width.sum(1))[alive]
-            z, memory = z.at(alive), (memory[0][alive], memory[1][alive])
+            lam, weights, point = (one[alive] for one in memory)
+            z, memory = z.at(alive), (lam, weights, point)
             least, scores = least[alive], scores[alive]
             if not bool(active.any()) or self.query.late:
                 break
         if len(least):
-            self._try(found.inputs)
+            self._try(regions.inputs_at(found.point))
         return [
-            _Part((-float(least[k]), next(self.number)), of_sample(z, k), scores[k], (memory[0][k], memory[1][k]))
+            _Part((-float(least[k]), next(self.number)), of_sample(z, k), scores[k], _of_part(memory, k))
             for k in range(len(least))
         ]
 
@@ -785,6 +825,23 @@ class _Search:
             u = (u.detach() + radius * max(0.05, 1 - step / steps) * slope.sign()).clamp(box.lower, box.upper)
             points.append(u)
         return torch.cat(points).detach()
+
+
+def _kept_in(memory: Start, where: tuple[Tensor, Tensor], found: Maximum) -> Start:
+    """Puts where some bounds ended into a memory; conditions that they had not have no weight."""
+    lam, weights, point = memory
+    missing = weights.shape[2] - found.weights.shape[1]
+    put = F.pad(found.weights, (0, missing))
+    return (
+        lam.index_put(where, found.multipliers),
+        weights.index_put(where, put),
+        point.index_put(where, found.point),
+    )
+
+
+def _of_part(memory: Start, index: int) -> Start:
+    lam, weights, point = memory
+    return lam[index], weights[index], point[index]
 
 
 def _tightened(z: Interval, region: Tensor, unit: Tensor, bound: Tensor) -> Interval:

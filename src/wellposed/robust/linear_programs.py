@@ -503,14 +503,15 @@ class Maximum(NamedTuple):
         bound: (R,), proven.
         multipliers: (R, n), where it was proven.
         weights: (R, q), of the conditions.
-        inputs: (R, p), where the relaxed program is largest, about.
+        point: (R, 2n + p), where the relaxed program is largest, about: states and what ReLU cuts off of them, as
+            shares of the most that they can be, and inputs in [-1, 1]; in float16.
         gaps: (R, n), by how much the triangle of each state raised the bound there.
     """
 
     bound: Tensor
     multipliers: Tensor
     weights: Tensor
-    inputs: Tensor
+    point: Tensor
     gaps: Tensor
 
     def part(self, rows: Tensor) -> "Maximum":
@@ -520,10 +521,10 @@ class Maximum(NamedTuple):
     @property
     def start(self) -> "Start":
         """Where another search may start."""
-        return self.multipliers, self.weights
+        return self.multipliers, self.weights, self.point
 
 
-Start = tuple[Tensor, Tensor]  # multipliers and weights
+Start = tuple[Tensor, Tensor, Tensor]  # multipliers, weights and point
 
 
 @dataclass(frozen=True, eq=False)
@@ -629,11 +630,10 @@ class Regions:
         Args:
             region: (R,), the region of every row.
             steps: of the primal-dual method.
-            start: multipliers and weights of the same rows in other regions, NaN where there are none.
+            start: of the same rows in other regions, NaN where there is none.
         """
         search = _PrimalDual(self, rows, region)
         lam, weights = search.run(steps, start)
-        inputs, gaps = search.solution()
         bound = self.bounds(rows, region, lam, weights)
         if start is not None:
             old = start[0].nan_to_num(0.0), start[1].nan_to_num(0.0)
@@ -641,20 +641,26 @@ class Regions:
             worse = (before < bound)[:, None]
             lam, weights = torch.where(worse, old[0], lam), torch.where(worse, old[1], weights)
             bound = torch.minimum(before, bound)
-        return Maximum(bound, lam, weights, inputs, gaps)
+        return Maximum(bound, lam, weights, search.point(), search.gaps())
+
+    def inputs_at(self, point: Tensor) -> Tensor:  # (R, 2n + p) -> (R, p)
+        """Returns the inputs of points of `Maximum`."""
+        return self.inputs.center + self.inputs.radius * point[:, 2 * len(self.relu) :].double()
 
 
 SMALL = 2**12  # entries of B, of the states that are not affine, up to which float64 costs nothing
-STEEP, SHARE, OVER = 5.0, 0.1, 1.7  # dual steps by the ranges of states and of conditions, and over-relaxation
+SHARE, OVER = 0.1, 1.7  # of dual steps by the range of conditions, and over-relaxation
 LOOKS = 20  # steps of the primal-dual method between two looks at the bounds
 
 
 class _PrimalDual:
     """Looks for multipliers of `Regions` by the primal-dual hybrid gradient method (Chambolle and Pock, 2011).
 
-    States that are affine in all regions are eliminated; the others are pairs (x, z) in triangles, and inputs t in
-    [-1, 1] times the radii of the box. Multipliers of ``z = Ax + Bu + b`` and weights of the conditions are tried
-    every few steps, the last ones and their means. Nothing here is proven, so float32 does.
+    States that are affine in all regions are eliminated. Of the others x is the state and w = x - z what ReLU cuts
+    off of it: in units of the most that they can be, h and -l, the triangle is the corner x, w >= 0, x + w <= 1 of
+    a square. Inputs t in [-1, 1] are times the radii of the box. Multipliers of ``x - w = Ax + Bu + b``, each row
+    in units of its norm, and weights of the conditions are tried every few steps, the last ones and their means.
+    Nothing here is proven, so float32 does.
     """
 
     def __init__(self, regions: Regions, rows: "Objectives", region: Tensor) -> None:
@@ -664,7 +670,7 @@ class _PrimalDual:
         (self.on,) = affine_on.nonzero(as_tuple=True)
         (self.open,) = (~affine_on & ~affine_off).nonzero(as_tuple=True)
         self.regions, self.rows, self.region = regions, rows, region
-        self.center, self.radius = regions.inputs.center, regions.inputs.radius
+        center, radius = regions.inputs.center, regions.inputs.radius
         self.dtype = torch.float64 if len(self.open) * B.shape[1] <= SMALL else torch.float32
         on = self.on
         self.inverse = torch.linalg.inv_ex(torch.eye(len(on), dtype=A.dtype) - A[on][:, on])[0]
@@ -672,27 +678,26 @@ class _PrimalDual:
         driven, constant = self.inverse @ B[on], self.inverse @ b[on]
         self.reduction = back, driven, constant
         inputs = B[self.open] + self.across @ driven
-        offset = b[self.open] + self.across @ constant + inputs @ self.center
+        offset = b[self.open] + self.across @ constant + inputs @ center
         matrix = A[self.open][:, self.open] + self.across @ back
-        self.A, self.B, self.b = (part.to(self.dtype) for part in (matrix, inputs * self.radius, offset))
-        z = Interval(*(end[:, self.open][region].to(self.dtype) for end in regions.z))
-        self.low, self.high = z
+        self.A, self.B, self.b = (part.to(self.dtype) for part in (matrix, inputs * radius, offset))
+        self.ends = [end[:, self.open].to(self.dtype) for end in regions.z]  # (K, m)
+        self.low, self.high = (end[region] for end in self.ends)
         self.c, self.g, self.k = self._reduced(rows)
         self.G, self.H, self.d = self._reduced(regions.conditions)
-        whole = torch.cat([self.A, -torch.eye(len(self.A), dtype=self.dtype), self.B], dim=1)
-        self.norm = float(torch.linalg.eigvalsh(whole @ whole.mT)[-1].sqrt()) if len(self.A) else 1.0
 
     def _reduced(self, rows: "Objectives") -> tuple[Tensor, Tensor, Tensor]:
         """Writes rows as functions of the states that are left and of t."""
         back, driven, constant = self.reduction
         states, inputs = rows.states[:, self.open] + rows.states[:, self.on] @ back, rows.inputs
         inputs = inputs + rows.states[:, self.on] @ driven
-        offset = rows.constant + rows.states[:, self.on] @ constant + inputs @ self.center
-        return states.to(self.dtype), (inputs * self.radius).to(self.dtype), offset.to(self.dtype)
+        offset = rows.constant + rows.states[:, self.on] @ constant + inputs @ self.regions.inputs.center
+        radius = self.regions.inputs.radius
+        return states.to(self.dtype), (inputs * radius).to(self.dtype), offset.to(self.dtype)
 
     def _parallel(self) -> Tensor:  # (R, m)
         """Returns the multipliers of parallel lines above and below every state."""
-        low, high = (end[:, self.open].to(self.dtype) for end in self.regions.z)
+        low, high = self.ends
         slope = high.clamp(min=0) / (high.clamp(min=0) - low.clamp(max=0)).clamp(min=1e-30)
         system = torch.eye(len(self.A), dtype=self.dtype) - slope[:, :, None] * self.A
         inverse = torch.linalg.inv_ex(system)[0]  # (K, m, m)
@@ -708,43 +713,67 @@ class _PrimalDual:
         constant = self.k + weights @ self.d + lam @ self.b
         return constant + along.abs().sum(1) + torch.stack(ends).amax(0).sum(1)
 
-    def _begin(self, start: Start | None) -> Start:
-        lam, weights = self._parallel(), self.c.new_zeros(len(self.c), len(self.G))
-        if start is not None:
-            old, known = start[0][:, self.open].to(self.dtype), ~start[0][:, :1].isnan()
-            lam, weights = torch.where(known, old, lam), torch.where(known, start[1].to(self.dtype), weights)
-        self.t = (self.g + lam @ self.B).sign()
-        nu = self.c + lam @ self.A
-        top = (nu - lam) * self.high.clamp(min=0) > (-lam * self.low).clamp(min=0)
-        self.z = torch.where(top, self.high, self.low)
-        self.x = self.z.clamp(min=0)
+    def _begin(self, start: Start | None) -> tuple[Tensor, Tensor]:
+        """Returns multipliers and weights, and puts x, w and t where they belong to these or where they were."""
+        high, cut = self.high.clamp(min=0), (-self.low).clamp(min=0)
+        self.most = high.clamp(min=1e-20), cut.clamp(min=1e-20)
+        if start is None or bool((missing := start[0][:, 0].isnan()).any()):
+            lam, weights = self._parallel(), self.c.new_zeros(len(self.c), len(self.G))
+            self.t = (self.g + lam @ self.B).sign()
+            nu = self.c + lam @ self.A
+            top = (nu - lam) * high > (-lam * self.low).clamp(min=0)
+            z = torch.where(top, self.high, self.low)
+            self.x, self.w = z.clamp(min=0), (-z).clamp(min=0)
+        if start is None:
+            return lam, weights
+        shares, n = start[2].to(self.dtype), len(self.regions.relu)
+        x = (shares[:, self.open] * self.most[0]).clamp(self.low.clamp(min=0), high)
+        w = (shares[:, n + self.open] * self.most[1]).clamp((-self.high).clamp(min=0), cut)
+        old = [start[0][:, self.open].to(self.dtype), start[1].to(self.dtype), x, w, shares[:, 2 * n :]]
+        if bool(missing.any()):
+            new = (lam, weights, self.x, self.w, self.t)
+            old = [torch.where(missing[:, None], one, other) for one, other in zip(new, old, strict=True)]
+        lam, weights, self.x, self.w, self.t = old
         return lam, weights
 
     def _range(self, states: Tensor, inputs: Tensor) -> Tensor:  # (R,)
         """Returns how far rows may reach, about."""
         return states.abs() @ (self.high - self.low).mean(0) + 2 * inputs.abs().sum(1)
 
-    def run(self, steps: int, start: Start | None) -> Start:
+    def _step_sizes(self, lam: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns those of multipliers, of the primal variables in their units, and of weights."""
+        x, w = self.ends[1].clamp(min=0).amax(0), (-self.ends[0]).clamp(min=0).amax(0)
+        eye = torch.eye(len(self.A), dtype=self.dtype)
+        whole = torch.cat([(eye - self.A) * x, -eye * w, -self.B], dim=1)
+        unit = 1 / whole.norm(dim=1).clamp(min=1e-20)
+        whole = whole * unit[:, None]
+        norm = float(torch.linalg.eigvalsh(whole @ whole.mT)[-1].sqrt())
+        steep = (lam.abs() / unit).mean(1, keepdim=True).clamp(min=1e-9) / norm
+        reach = self._range(self.G, self.H).square().clamp(min=1e-30)
+        of_weights = SHARE * self._range(self.c, self.g)[:, None] / reach
+        sizes = self.most[0].square() @ self.G.square().mT + self.H.square().sum(1)
+        primal = 1 / (norm**2 * steep + (of_weights * sizes).sum(1, keepdim=True))
+        return steep * unit.square(), primal, of_weights
+
+    def run(self, steps: int, start: Start | None) -> tuple[Tensor, Tensor]:
         """Returns the best multipliers and weights, of all states, in float64."""
         lam, weights = self._begin(start)
         best, least = (lam, weights), self.value(lam, weights)
-        project = _Triangles(self.low, self.high)
-        width = (self.high - self.low).mean(1).clamp(min=1e-30) if len(self.A) else self.k.new_ones(len(self.k))
-        reach = lam.abs().mean(1) if len(self.A) else self.k.new_ones(len(self.k))
-        dual = (STEEP * reach / width).clamp(min=1e-6)[:, None]
-        of_weights = self._range(self.c, self.g)[:, None] / self._range(self.G, self.H).square().clamp(min=1e-30)
-        of_weights = SHARE * of_weights
-        sizes = self.G.square().sum(1) + self.H.square().sum(1)
-        primal = 1 / (self.norm**2 * dual + (of_weights @ sizes)[:, None])
+        if steps and len(self.A):
+            dual, primal, of_weights = self._step_sizes(lam)
+            project = _Corners(self.low, self.high, self.most)
+            of_x, of_w = (primal * most.square() for most in self.most)
         sums, count = (torch.zeros_like(lam), torch.zeros_like(weights)), 0
         for step in range(1, steps * bool(len(self.A)) + 1):
-            x, z = project(self.x + primal * (self.c + weights @ self.G + lam @ self.A), self.z - primal * lam)
-            t = (self.t + primal * (self.g + weights @ self.H + lam @ self.B)).clamp(-1, 1)
-            over_x, over_z, over_t = 2 * x - self.x, 2 * z - self.z, 2 * t - self.t
-            lam = lam - OVER * dual * (over_x @ self.A.mT + over_t @ self.B.mT + self.b - over_z)
+            slope = torch.addmm(self.c, lam, self.A) + weights @ self.G - lam
+            x, w = project(torch.addcmul(self.x, of_x, slope), torch.addcmul(self.w, of_w, lam))
+            t = torch.addcmul(self.t, primal, torch.addmm(self.g, lam, self.B) + weights @ self.H).clamp_(-1, 1)
+            over_x, over_w, over_t = 2 * x - self.x, 2 * w - self.w, 2 * t - self.t
+            rest = torch.addmm(torch.addmm(self.b, over_x, self.A.mT), over_t, self.B.mT) - over_x + over_w
+            lam = lam - OVER * dual * rest
             new = (weights - of_weights * (over_x @ self.G.mT + over_t @ self.H.mT + self.d)).clamp(min=0)
             weights = torch.lerp(weights, new, OVER)
-            self.x, self.z = torch.lerp(self.x, x, OVER), torch.lerp(self.z, z, OVER)
+            self.x, self.w = torch.lerp(self.x, x, OVER), torch.lerp(self.w, w, OVER)
             self.t = torch.lerp(self.t, t, OVER)
             sums, count = (sums[0] + lam, sums[1] + weights), count + 1
             if step % LOOKS == 0 or step == steps:
@@ -766,41 +795,39 @@ class _PrimalDual:
         whole[:, self.on] = (rows.states[:, self.on] + lam @ self.across) @ self.inverse
         return whole.nan_to_num(0.0, 0.0, 0.0), weights
 
-    def solution(self) -> tuple[Tensor, Tensor]:  # (R, p), (R, n)
-        """Returns the inputs of the last point, and what the triangle of every state adds to the bound there."""
+    def point(self) -> Tensor:  # (R, 2n + p)
+        """Returns the last point in the units of `Maximum`."""
+        n = len(self.regions.relu)
+        shares = self.t.new_zeros(len(self.t), 2 * n + self.t.shape[1])
+        shares[:, self.open], shares[:, n + self.open] = self.x / self.most[0], self.w / self.most[1]
+        shares[:, 2 * n :] = self.t
+        return shares.clamp(-2, 2).nan_to_num(0.0).half()
+
+    def gaps(self) -> Tensor:  # (R, n)
+        """Returns what the triangle of every state adds to the bound at the last point."""
         nu = self.c + self.weights @ self.G + self.lam @ self.A
         gaps = torch.zeros_like(self.rows.states)
-        gaps[:, self.open] = (nu.abs() * (self.x - self.z.clamp(min=0)).clamp(min=0)).double()
-        return self.center + self.radius * self.t.double(), gaps.nan_to_num(0.0)
+        gaps[:, self.open] = (nu.abs() * torch.minimum(self.x, self.w).clamp(min=0)).double()
+        return gaps.nan_to_num(0.0)
 
 
-class _Triangles:
-    """Projects pairs (x, z) on the hull of ReLU over intervals, a triangle, or a line where it is affine."""
+class _Corners:
+    """Projects pairs (x, w), in units of the most that they can be, on the corner x, w >= 0, x + w <= 1.
 
-    def __init__(self, low: Tensor, high: Tensor) -> None:
-        self.low, self.high = low, high
-        self.on, self.off = low >= 0, high <= 0
-        self.slope = high / (high - low).clamp(min=1e-30)
-        self.scale = 1 / (1 + self.slope.square())
+    Where ReLU is affine that is a line, on which x and w have further ends.
+    """
 
-    def __call__(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        equal = ((x + z) / 2).clamp(self.low.clamp(min=0), self.high.clamp(min=0))
-        flat = z.clamp(self.low.clamp(max=0), self.high.clamp(max=0))
-        above = ((z + self.slope * (x + self.slope * self.low)) * self.scale).clamp(self.low, self.high)
-        chord = self.slope * (above - self.low)
-        distances = (
-            x.square() + (z - flat).square(),
-            (x - equal).square() + (z - equal).square(),
-            (x - chord).square() + (z - above).square(),
-        )
-        to_flat = distances[0] <= torch.minimum(distances[1], distances[2])
-        to_equal = distances[1] <= distances[2]
-        inside = (x >= 0) & (x >= z) & (x <= self.slope * (z - self.low))
-        nearest_x = torch.where(to_flat, 0.0, torch.where(to_equal, equal, chord))
-        nearest_z = torch.where(to_flat, flat, torch.where(to_equal, equal, above))
-        new_x, new_z = torch.where(inside, x, nearest_x), torch.where(inside, z, nearest_z)
-        new_x = torch.where(self.on, equal, torch.where(self.off, 0.0, new_x))
-        return new_x, torch.where(self.on, equal, torch.where(self.off, flat, new_z))
+    def __init__(self, low: Tensor, high: Tensor, most: tuple[Tensor, Tensor]) -> None:
+        self.most, self.inverse = most, [1 / one for one in most]
+        self.x = low.clamp(min=0), high.clamp(min=0)
+        self.w = (-high).clamp(min=0), (-low).clamp(min=0)
+
+    def __call__(self, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        inside_x, inside_w = x.clamp(*self.x), w.clamp(*self.w)
+        outside = inside_x * self.inverse[0] + inside_w * self.inverse[1] > 1
+        share = (0.5 + 0.5 * (x * self.inverse[0] - w * self.inverse[1])).clamp_(0, 1)
+        onto = share * self.most[0], (1 - share) * self.most[1]
+        return torch.where(outside, onto[0], inside_x), torch.where(outside, onto[1], inside_w)
 
 
 def crown_intervals(wide: Query, rounds: int) -> IntervalPropagation:
@@ -819,7 +846,7 @@ def tightest_intervals(wide: Query, rounds: int) -> IntervalPropagation:
     return enclosure
 
 
-STEPS, GROWING_STEPS = 60, 60  # of the primal-dual method
+STEPS, GROWING_STEPS = 60, 30  # of the primal-dual method
 LARGEST_CONTINUED = 2**28  # states of a loop, twice, times the entries of B, above which that takes too long
 ROOM, AHEAD = 0.02, 1.0  # of its width and of its last growth, by which a box is made larger
 GROWN, GIVEN_UP = 24, 8.0  # rounds and times the first width after which a box is given up
