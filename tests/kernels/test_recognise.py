@@ -273,6 +273,19 @@ def test_functions_without_an_equilibrium_have_the_statuses_of_the_plain_loop(so
         assert not bool((found.converged & (found.value.abs().amax(1) > 1e3)).any())
 
 
+@pytest.mark.parametrize("grows", [False, True])
+def test_the_image_is_taken_only_where_its_residual_is_no_larger(grows):
+    """The norm of neither matrix proves a contraction; along the long column residuals grow for one step."""
+    W = torch.tensor([[0.0, 20.0], [0.0, 0.5]] if grows else [[0.5, 0.6], [0.0, 0.5]], dtype=torch.float64)
+    f = lambda x, v: F.linear(x, W) + v  # noqa: E731
+    v = torch.tensor([[0.0, 0.1], [1.0, 0.2]], dtype=torch.float64)
+    start = torch.tensor([[4.008, 0.2004], [9.008, 0.4004]], dtype=torch.float64) if grows else torch.zeros_like(v)
+    loop, options = CompiledLoop(BACKEND), {"solver": Picard(), "stop": Absolute(1e-3)}
+    found, plain = fixed_point(f, start, v, loop=loop, **options), fixed_point(f, start, v, **options)
+    assert "by numba" in loop.explain() and found.steps.tolist() == plain.steps.tolist()
+    torch.testing.assert_close(found.value, plain.value if grows else f(plain.value, v), rtol=1e-12, atol=1e-13)
+
+
 def test_residuals_are_those_of_the_solve_after_the_weights_have_changed():
     loop, W, start = CompiledLoop(BACKEND), A.clone(), torch.ones_like(V)
     f = lambda x, v: torch.tanh(F.linear(x, W) + v)  # noqa: E731

@@ -117,10 +117,10 @@ def _unusual(iterates: Iterates, scale: Tensor, first: Tensor, stop: Stopping) -
 
 
 @functools.lru_cache(maxsize=64)
-def _spec(activation: Activation, solver: Solver, stop: Stopping, max_steps: int, points: bool) -> AffineSpec:
+def _spec(activation: Activation, solver: Solver, stop: Stopping, max_steps: int, checked: bool) -> AffineSpec:
     """Describes the solves of an equation: the backward one, too, takes the steps that it is asked for."""
     options = SolveOptions(solver, stop, max_steps)
-    return AffineSpec(activation, options, Implicit(solver, stop, max_steps), points=points)
+    return AffineSpec(activation, options, Implicit(solver, stop, max_steps), checked=checked)
 
 
 def affine_equation(f: FunctionMap, x: Tensor, solver: Solver, stop: Stopping, max_steps: int) -> AffineEquation:
