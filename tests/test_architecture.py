@@ -55,6 +55,7 @@ DYNAMIC = {  # where a module is imported by a name that is not written there
     Path("wellposed/cli/__init__.py"),
     Path("wellposed_lab/engine/experiment.py"),
 }
+ASKED = {("wellposed/equilibrium/compiled.py", "wellposed.kernels.recognise")}  # a higher part, by name
 LAZY = {
     Path("wellposed/cli/verify.py")
 }  # proves without torch, and imports it only to load a model that is proven
@@ -112,6 +113,10 @@ def optional_problems(tree: ast.AST, found: list[tuple[str, int]], path: Path) -
         name = getattr(node, "id", getattr(node, "attr", None))
         if name in ("import_module", "__import__") and path not in DYNAMIC:
             yield f"{node.lineno}: a hidden import; use errors.require"
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "require":
+            asked = [(value.value, node.lineno) for value in node.args if isinstance(value, ast.Constant)]
+            if asked and (path.as_posix(), asked[0][0]) not in ASKED:
+                yield from layer_problems(asked[:1], path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and path not in LAZY:
             for inner, line in imports(node, path):
                 if inner.startswith("wellposed"):
@@ -189,6 +194,8 @@ def test_a_folder_says_what_it_is(path):
         ("wellposed/equilibrium/loop.py", "from wellposed.models import ImplicitModel", "may not import models"),
         ("wellposed/equilibrium/loop.py", "from ..forms.form import ImplicitForm", "may not import forms"),
         ("wellposed/errors.py", "from . import activations", "may not import activations"),
+        ("wellposed/forms/form.py", "module = require('wellposed.models.deq')", "may not import models"),
+        ("wellposed/equilibrium/loop.py", "require('wellposed.kernels.recognise')", "may not import kernels"),
         ("wellposed/convex/fit.py", "import wellposed.robust.bounds", "may not import robust"),
         ("wellposed/convert/linear.py", "from wellposed.convex import States", "may not import convex"),
         ("wellposed/models/deq.py", "from wellposed import fixed_point", "may not import fixed_point"),

@@ -133,3 +133,7 @@ def test_names():
         solve("relativ")
     with pytest.raises(InputError, match="received 3"):
         solve(3)
+
+
+def test_the_backward_tolerance_of_absolute_is_smaller():
+    assert Absolute(8e-6).adjoint() == Absolute(1e-6)

@@ -1,10 +1,12 @@
-"""The loop under torch.compile: evaluations, steps and verdicts of a chunk as one program.
+"""The loop, compiled: by the kernels of ``x = phi(Ax + v)`` where a function has this form, else by torch.compile.
 
-A chunk is a whole number of the solver's cycles, so that one program serves all chunks of a solve. It does what
-the plain loop does for samples that converge, leave the range of numbers or run out of steps. Before anything
-else, a residual that stagnates or a state that runs off, the plain loop takes over where the chunk began.
+Under torch.compile evaluations, steps and verdicts of a chunk are one program. A chunk is a whole number of the
+solver's cycles, so that one program serves all chunks of a solve. It does what the plain loop does for samples
+that converge, leave the range of numbers or run out of steps. Before anything else, a residual that stagnates or
+a state that runs off, the plain loop takes over where the chunk began.
 """
 
+import functools
 import threading
 import time
 import types
@@ -26,7 +28,7 @@ from wellposed.equilibrium.solution import Status
 from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import ErrorBound, Step, Steps, Stopping
 from wellposed.equilibrium.tracing import under_forward_mode, under_transform
-from wellposed.errors import InputError
+from wellposed.errors import InputError, require
 
 KEEP = 64  # programs of a loop, the most recently used
 
@@ -312,9 +314,11 @@ def _image(x: Tensor, image: Tensor) -> Tensor:
 
 
 class CompiledLoop:
-    """Solves like `iterate`, by programs of torch.compile; where one cannot be had it warns once and says why.
+    """Solves like `iterate`, by compiled code; where that cannot be had it warns once and says why.
 
-    A program is compiled at the first solve of its kind: for a solver, a stopping rule, shapes and dtype, forward
+    A function ``phi(Ax + v)`` of rows, with a phi and a dtype that have kernels on the CPU, is recognised at every
+    solve (`kernels.recognise`), so its weights may change. Other functions become programs of torch.compile. A
+    program is compiled at the first solve of its kind: for a solver, a stopping rule, shapes and dtype, forward
     and backward. Batches down to a quarter of the first one are filled up with their last sample; the first batch
     of another size makes torch compile once more, for all sizes, and one sample is a size of its own. Where
     evaluations are cheap a program takes a whole cycle of steps, of which the last may be in vain; where they are
@@ -322,24 +326,27 @@ class CompiledLoop:
 
     Args:
         backend: of torch.compile.
+        recognises: whether kernels may solve.
 
     Example:
         >>> from wellposed.equilibrium.fixed_point import fixed_point
         >>> loop = CompiledLoop(backend="eager")  # traces, and generates no code
-        >>> solution = fixed_point(lambda x: 0.5 * x + 1, torch.zeros(1, 1), solver="picard", loop=loop)
+        >>> solution = fixed_point(lambda x: x.cos() / 2, torch.zeros(1, 1), solver="picard", loop=loop)
         >>> print(loop.explain())
-        forward compiled: 24 steps by 8
+        forward compiled: 16 steps by 8
     """
 
-    def __init__(self, backend: str = "inductor") -> None:
-        self.backend = backend
+    def __init__(self, backend: str = "inductor", *, recognises: bool = True) -> None:
+        self.backend, self.recognises = backend, recognises
         self.programs: OrderedDict[Hashable, _Program] = OrderedDict()
         self.reasons: dict[Hashable, str] = {}
         self.latest: dict[str, str] = {}
         self.warned: set[str] = set()
+        self.not_affine: dict[Hashable, str] = {}  # why the function has not the form phi(Ax + v)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.backend,)  # a copy compiles for itself
+        make = functools.partial(type(self), recognises=self.recognises)
+        return make, (self.backend,)  # a copy compiles for itself
 
     def explain(self) -> str:
         """Says how the latest solves were run."""
@@ -351,6 +358,9 @@ class CompiledLoop:
         kind, key, reason = "forward" if isinstance(f, FunctionMap) else "backward", None, why_not(f, x, stop)
         if not reason:
             try:
+                iterates = self._affine(kind, f, x, solver, stop, max_steps, otherwise)
+                if iterates is not None:
+                    return iterates
                 source, point = _source(f)
                 packing, cycle = replace(source.packing, batch=0), max(1, solver.cycle)
                 size = cycle * max(1, PERIOD // cycle)
@@ -373,6 +383,30 @@ class CompiledLoop:
             message = f"compile=True: the {kind} solve is not compiled: {reason}"
             warnings.warn(message, stacklevel=callers_level())
         return iterates
+
+    def _affine(
+        self, kind: str, f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int, otherwise: Loop
+    ) -> Iterates | None:
+        """Solves an equation ``x = phi(Ax + v)`` by the kernels for it; None if it has another form."""
+        source, point = _source(f)
+        key = x.shape[1:], x.dtype, x.device, source.plain, solver, stop
+        if not self.recognises or key in self.not_affine:
+            return None
+        # The one question to a higher part (ARCHITECTURE.md): kernels are made of what is defined here.
+        kernels = require("wellposed.kernels.recognise")
+        try:
+            options = solver, stop, max_steps
+            source.equation = equation = source.equation or kernels.affine_equation(source, x, *options)
+            iterates = equation.adjoint(f, point[0], x, *options) if point else equation.solve(x, *options)
+        except kernels.NotAffineError as error:
+            if not error.passing:
+                self.not_affine[key] = str(error)
+                return None
+            self.latest[kind] = f"not compiled: {error}"
+            return otherwise(f, x, *options)
+        if iterates is not None:
+            self.latest[kind] = f"compiled: as {equation}"
+        return cast(Iterates | None, iterates)
 
     def _compile(self, key: tuple[Chunk, bool, torch.device], f: Map, x: Tensor) -> _Program:
         """Makes a program of a cycle of steps or of one evaluation, whatever pays for a map of its cost."""
@@ -437,6 +471,8 @@ def why_not(f: Map, x: Tensor, stop: Stopping) -> str:
         return "its steps are to be differentiated"
     if under_transform() or under_forward_mode():
         return "inside a transform of torch.func, forward mode or a captured program"
+    if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
+        return "inside a dispatch mode of torch, which sees operations one by one"
     if not (stop.stateless or isinstance(stop, ErrorBound | Steps)):
         return f"the stopping rule {type(stop).__name__} judges steps one by one"
     if hasattr(source.function, "noiseless"):

@@ -77,8 +77,10 @@ def fixed_point(
         gradient: object or name; `Implicit` if None.
         on_failure: ``"warn"``, ``"raise"`` or ``"ignore"`` samples that reach no equilibrium.
         generator: randomness of the stopping rule.
-        compile: runs the loop, forward and backward, under torch.compile; worth its seconds where equations of one
-            kind are solved again and again. Where f cannot be compiled, warns once and runs the plain loop.
+        compile: runs the loop, forward and backward, as compiled code: a function ``phi(Ax + v)`` of rows by the
+            kernels of `ImplicitModel` on the CPU, which need not wait for a compiler; any other under
+            torch.compile, which is worth its seconds where equations of one kind are solved again and again.
+            Where f cannot be compiled, warns once and runs the plain loop.
         loop: runs the steps, forward and backward; another implementation of the same loop may be given.
         hooks: receive the results, and choose where the backward solve starts.
 
@@ -107,5 +109,7 @@ def fixed_point(
         with torch.no_grad():
             return bound_map.error_bound(final, bound_map(final))
 
-    status, steps, residuals = iterates.status, iterates.steps, iterates.residuals
-    return Solution(packing.unpack(value), status, steps, residuals, bound, solve.adjoint)
+    if under_transform():
+        _ = iterates.residuals  # assembled now: tensors of a transform do not outlive it
+    solution = packing.unpack(value), iterates.status, iterates.steps, lambda: iterates.residuals
+    return Solution(*solution, bound, solve.adjoint)

@@ -217,6 +217,8 @@ class Contraction:
 class FunctionMap(Map):
     """A user's function of a structured state and batch-first inputs."""
 
+    equation: Any = None  # of which it is the map, once that is known; see `CompiledLoop`
+
     def __init__(
         self,
         function: Callable,

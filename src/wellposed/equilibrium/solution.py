@@ -69,7 +69,7 @@ class Adjoint:
         if self.iterates is None:
             return None
         iterates = self.iterates
-        return Solution(iterates.value, iterates.status, iterates.steps, iterates.residuals)
+        return Solution(iterates.value, iterates.status, iterates.steps, lambda: iterates.residuals)
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class Solution:
         value: the state, in the shape of `x0`.
         status: `Status` codes.
         steps: evaluations of the map.
-        residuals: ``|f(x) - x|_inf`` at every step, NaN after a sample has finished.
+        trace: computes `residuals`.
     """
 
     value: State
     status: Tensor  # (B,) int8
     steps: Tensor  # (B,) int64
-    residuals: Tensor  # (B, K)
+    trace: Callable[[], Tensor] = field(repr=False)
     bound: Callable[[], Tensor | None] = field(default=lambda: None, repr=False)
     adjoint_record: Adjoint = field(default_factory=Adjoint, repr=False)
 
@@ -96,7 +96,7 @@ class Solution:
         status = torch.full(value.shape[:1], Status.NONFINITE, dtype=torch.int8, device=value.device)
         residuals = torch.full((len(value), 1), torch.nan, dtype=value.dtype, device=value.device)
         unknown = torch.full_like(residuals[:, 0], torch.inf)
-        return cls(value, status, torch.ones_like(status, dtype=torch.int64), residuals, lambda: unknown)
+        return cls(value, status, torch.ones_like(status, dtype=torch.int64), lambda: residuals, lambda: unknown)
 
     @property
     def converged(self) -> Tensor:  # (B,) bool
@@ -107,6 +107,11 @@ class Solution:
     def failed(self) -> Tensor:  # (B,) bool
         """Samples that did not reach an equilibrium (neither converged nor stagnated at rounding level)."""
         return failed(self.status)
+
+    @cached_property
+    def residuals(self) -> Tensor:  # (B, K)
+        """``|f(x) - x|_inf`` at every step, NaN after a sample has finished; assembled when asked for."""
+        return self.trace()
 
     @property
     def residual(self) -> Tensor:  # (B,)

@@ -83,12 +83,12 @@ class Absolute(Stopping):
         return step.residual <= self.atol, state
 
     def adjoint(self) -> Stopping:
-        """Returns a quarter of the tolerance: incoming gradients are scaled to size one, inputs are mostly larger.
+        """Returns an eighth of the tolerance: incoming gradients are scaled to size one, inputs are mostly larger.
 
         Gradients are then as exact as those of plain steps, which a whole batch takes until its last sample is
         finished (`benchmarks.rivals`).
         """
-        return Absolute(self.atol / 4)
+        return Absolute(self.atol / 8)
 
 
 def default_tolerance(dtype: torch.dtype) -> float:

@@ -126,7 +126,7 @@ class LoopEquation:
         start = options.pop("x0", None)
         solution = fixed_point(step, torch.zeros_like(v) if start is None else start.to(v), v, **options)
         assert isinstance(solution.value, Tensor)
-        return replace(solution, value=solution.value.to(dtype), residuals=solution.residuals.to(dtype))
+        return replace(solution, value=solution.value.to(dtype), trace=lambda: solution.residuals.to(dtype))
 
     def bound(self, x: Tensor, v: Tensor, size: Tensor, terms: int) -> Tensor | None:
         """Bounds the distance of x to the solution; None where only norms of blocks are known."""
@@ -330,4 +330,5 @@ class Evaluation:
         status = torch.where(lost, torch.tensor(Status.NONFINITE, dtype=torch.int8, device=value.device), status)
         steps = steps.clamp(min=1)
         trace = value.new_full((len(steps), int(steps.max()) if len(steps) else 0), torch.nan)
-        return Solution(value, status, steps, trace.scatter(1, steps[:, None] - 1, residual.detach()[:, None]))
+        trace.scatter_(1, steps[:, None] - 1, residual.detach()[:, None])
+        return Solution(value, status, steps, lambda: trace)

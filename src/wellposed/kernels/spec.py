@@ -32,7 +32,7 @@ from wellposed.equilibrium.stopping import (
 from wellposed.equilibrium.tracing import under_forward_mode, under_transform
 
 RELU, SLOPED, LINEAR, TANH, SIGMOID = range(5)  # kinds of maps; LINEAR is the adjoint
-TOLERANCE, SETTLED, COUNTED, POINT = range(4)  # stopping rules
+TOLERANCE, SETTLED, COUNTED, POINT, CHECKED = range(5)  # stopping rules
 KINDS = {"relu": RELU, "sloped": SLOPED, "tanh": TANH, "sigmoid": SIGMOID}  # by the names in `Traits.kernel`
 
 
@@ -45,7 +45,9 @@ class KernelSpec:
         memory: of Anderson's extrapolation, 0 for plain steps; `worth`, `patience` and `ridge` as there.
         rule: accept a residual below ``max(atol, rtol |f(x)|)``, when nothing changes any more or after `limit`
             steps, or exactly after `limit` steps. The result is the image of an accepted point, which is nearer
-            to the equilibrium, but for POINT, which is TOLERANCE with the point itself.
+            to the equilibrium, but for POINT, which is TOLERANCE with the point itself, and CHECKED, for maps of
+            which nobody knows whether they contract: it evaluates once more, and takes the image if its residual
+            is no larger, else the point. On a CPU only.
         goes_on: whether another method takes samples over that are not finished after `max_steps`.
         prepared: a cache for engines.
     """
@@ -79,7 +81,7 @@ def kind_of(activation: Activation) -> tuple[int, float] | None:
 
 def kernel_spec(
     kind: tuple[int, float], options: SolveOptions, dtype: torch.dtype, max_steps: int | None = None, *,
-    points: bool = False,
+    points: bool = False, checked: bool = False,
 ) -> KernelSpec:  # fmt: skip
     """Describes a solve in numbers; its solver and stopping rule must have kernels.
 
@@ -89,10 +91,11 @@ def kernel_spec(
         dtype: in which it is solved.
         max_steps: at most that of the options; the same if None.
         points: whether a tolerance returns points.
+        checked: whether a tolerance evaluates once more.
     """
     solver, stop, eps = options.solver, options.stop, torch.finfo(dtype).eps
     atol = rtol = 0.0
-    rule, limit = POINT if points else TOLERANCE, 0
+    rule, limit = POINT if points else CHECKED if checked else TOLERANCE, 0
     if isinstance(stop, Absolute):
         atol = stop.atol
     elif isinstance(stop, Relative):

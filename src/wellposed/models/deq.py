@@ -239,7 +239,7 @@ class DEQ(nn.Module):
         executor: ``"auto"`` captures the steps of repeated solves on a CUDA device as graphs where that is
             possible, ``"graph"`` raises where it is not, ``"reference"`` launches every step by itself. `explain`
             says what happened.
-        compile: runs the loop, forward and backward, under torch.compile, on any device. Where the cell cannot be
+        compile: runs the loop, forward and backward, as compiled code; see `fixed_point`. Where the cell cannot be
             compiled, warns once and solves by the executor; `explain` says why.
         noise: what disturbs every solve; may be reassigned at any time. No iterate of a noisy map is at rest, so
             stop by `MeanRelative`, which tests the mean of several.

@@ -266,7 +266,7 @@ class ImplicitModel(nn.Module):
         value, status, steps, residuals, run = self._solve(u, x0, trace=True)
         final, inputs = value.detach(), u.detach()
         bound = lambda: self._bound()(final, self._context(inputs))  # noqa: E731
-        return Solution(value, status, steps, residuals, bound, run.adjoint)
+        return Solution(value, status, steps, lambda: residuals, bound, run.adjoint)
 
     def options(self) -> SolveOptions:
         """Returns how the model solves."""

@@ -154,8 +154,10 @@ def _passes(spec: AffineSpec, states: int, dtype: torch.dtype) -> Passes:
         limit = handover_step(states, first)
     turns = _adjoint_limit(spec, states)
     passes = Passes(
-        kernel_spec(kind, first, dtype, limit, points=spec.points),
-        kernel_spec((LINEAR, 0.0), second, dtype, turns or second.max_steps, points=spec.points),
+        kernel_spec(kind, first, dtype, limit, points=spec.points, checked=spec.checked),
+        kernel_spec(
+            (LINEAR, 0.0), second, dtype, turns or second.max_steps, points=spec.points, checked=spec.checked
+        ),
         limit < first.max_steps,
         turns > 0,
         kind,

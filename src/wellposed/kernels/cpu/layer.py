@@ -37,7 +37,7 @@ numba = require("numba", extra="fast")
 compiled = numba.njit(nogil=True, error_model="numpy")
 cached = njit_cached(nogil=True, error_model="numpy")
 
-BLOCK = 128  # rows of the right factor of a product that are multiplied at a time
+BLOCK = 24  # rows of the right factor of a product that are multiplied at a time; short sums round less
 ALIGN = 64  # bytes to which parts of `work` are aligned, the largest vector
 DIRECT = 32  # states up to which samples that are slow or stagnated are finished by elimination
 TURNS = 8  # systems that are solved for such a sample at most

@@ -43,7 +43,7 @@ from wellposed.kernels.cpu.simd import (
     weigh,
     wipe,
 )
-from wellposed.kernels.spec import COUNTED, POINT, RELU, SETTLED, SLOPED, TANH, TOLERANCE
+from wellposed.kernels.spec import CHECKED, COUNTED, POINT, RELU, SETTLED, SLOPED, TANH, TOLERANCE
 
 numba = require("numba", extra="fast")
 _cgutils = require("numba.core.cgutils", extra="fast")
@@ -65,12 +65,13 @@ DIVERGED, NONFINITE = int(Status.DIVERGED), int(Status.NONFINITE)
 # Single rows: largest residual, largest entry and l1 norm of the residual; its l1 norm one step before and the one
 # that a jump must beat; the first residual and the least of this period; cycles to come without a jump, failures
 # in a row; periods after which the sample fell back on plain steps, or 0; flags: has jumped, jump failed, must be
-# checked, has a sample; rate, residual expected soon; least squares problem.
+# checked, has a sample (CLOSING once that is accepted); rate, residual expected soon; least squares problem.
 (
     RESIDUAL, SIZE, L1, PREVIOUS, TARGET, FIRST, LEAST, REST, FAILURES, SINCE, JUMPED, FAILED, EVENT, ALIVE, RATE,
     SLOW, PROBLEM,
 ) = range(17)  # fmt: skip
 SAMPLE, BIRTH = range(2)  # of `lanes`
+CLOSING = 2  # a sample that takes its last evaluation
 SPARE = 4  # a group takes new samples when this part of a vector is free: samples that start together end together
 
 
@@ -322,15 +323,17 @@ def _events(builder: Any, memory: Memory, rows: Any, atol: Any, rtol: Any, due: 
     limit = lanes.larger(builder, atol, builder.fmul(rtol, size))
     calm = builder.fcmp_ordered("<", l1, lanes.full(float("inf")))
     event = builder.or_(builder.fcmp_ordered("<=", residual, limit), builder.not_(calm))
-    living = builder.fcmp_ordered(">", memory.load(positions[ALIVE]), lanes.zero)
-    event = builder.select(due, living, builder.and_(event, living))
+    alive = memory.load(positions[ALIVE])
+    living = builder.fcmp_ordered(">", alive, lanes.zero)
+    closing = builder.fcmp_ordered(">", alive, lanes.full(1.0))
+    event = builder.select(due, living, builder.or_(builder.and_(event, living), closing))
     memory.store(builder.select(event, lanes.full(1.0), lanes.zero), positions[EVENT])
     return event
 
 
 @_extending.intrinsic
 def mark(typing: Any, array: Any, rows: Any, vectors: Any, atol: Any, rtol: Any, due: Any) -> Any:
-    """Marks lanes that must be checked: accepted or not finite, or all that are alive if they are `due`.
+    """Marks lanes that must be checked: accepted, closing or not finite, or all that are alive if they are `due`.
 
     Returns whether there are any; `rows` are the single rows of the group.
     """
@@ -392,7 +395,7 @@ def record_residuals(work: Any, at: Any, lanes: Any, width: int, now: int, trace
     """Writes the residual of every running sample to its trace."""
     for i in range(width):
         s = lanes[SAMPLE * width + i]
-        if s >= 0:
+        if s >= 0 and work[at.single + ALIVE * width + i] != CLOSING:
             l1 = work[at.single + L1 * width + i]
             residual = work[at.single + RESIDUAL * width + i]
             trace[now - lanes[BIRTH * width + i], s] = residual if l1 == l1 else np.nan
@@ -405,28 +408,40 @@ def write_finished(
 ) -> Any:  # fmt: skip
     """Writes those of the marked samples that finished in a step from `x` to `y`, and frees their lanes.
 
-    The image of an accepted point is nearer to the equilibrium, since the map contracts.
+    The image of an accepted point is nearer to the equilibrium where the map contracts. Where nobody knows that,
+    CHECKED finds out by one evaluation more, which is no step.
 
     Returns:
         how many have finished, and the step at which all lanes must be checked again.
     """
-    n, done, rows, tolerant = value.shape[1], 0, at.single, counts.rule in (TOLERANCE, POINT)
+    n, done, rows, tolerant = value.shape[1], 0, at.single, counts.rule in (TOLERANCE, POINT, CHECKED)
     due = now + PERIOD if now >= due else due
     for i in range(vectors * (width // VECTORS)):
         if work[rows + EVENT * width + i] == 0:
             continue
         s, index = lanes[SAMPLE * width + i], now - lanes[BIRTH * width + i]
         outcome, residual = CONVERGED, work[rows + RESIDUAL * width + i]
+        if work[rows + ALIVE * width + i] == CLOSING:
+            done += 1
+            lanes[SAMPLE * width + i], work[rows + ALIVE * width + i] = -1, 0
+            if residual <= work[rows + FIRST * width + i] and work[rows + L1 * width + i] < np.inf:
+                for k in range(n):
+                    value[s, k] = work[x + k * width + i]
+            continue
         limit = max(numbers.atol, numbers.rtol * work[rows + SIZE * width + i])
         if not (tolerant and work[rows + L1 * width + i] < np.inf and residual <= limit):
             outcome = judge_lane(work, x, at, width, i, index, n, counts, numbers)
         if outcome == RUNNING:
             due = min(due, next_check(now, index, counts))
             continue
-        done += 1
         status[s], steps[s] = outcome, index + 1
-        lanes[SAMPLE * width + i], work[rows + ALIVE * width + i] = -1, 0
-        point = y if outcome == CONVERGED and counts.rule != POINT else x
+        if outcome == CONVERGED and counts.rule == CHECKED:
+            work[rows + ALIVE * width + i], work[rows + JUMPED * width + i] = CLOSING, 0
+            work[rows + FIRST * width + i] = residual
+        else:
+            done += 1
+            lanes[SAMPLE * width + i], work[rows + ALIVE * width + i] = -1, 0
+        point = y if outcome == CONVERGED and counts.rule not in (POINT, CHECKED) else x
         for k in range(n):
             value[s, k] = work[point + k * width + i]
     return done, due
@@ -471,7 +486,7 @@ def candidates(work: Any, rows: int, size: int, lanes: Any, width: int, numbers:
         slow = work[rows + SLOW * width + i] > goal * work[size + i]
         work[rows + JUMPED * width + i] = slow & (work[rows + REST * width + i] <= 0)
     for i in range(width):
-        if lanes[SAMPLE * width + i] < 0:
+        if lanes[SAMPLE * width + i] < 0 or work[rows + ALIVE * width + i] == CLOSING:
             work[rows + JUMPED * width + i] = 0
     for i in range(width):
         count += work[rows + JUMPED * width + i] > 0

@@ -1,0 +1,323 @@
+"""Functions of the form phi(Ax + v), however they are written, against the plain loop and a dense solve."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from wellposed.equilibrium import Absolute, Anderson, Picard, Relative, Status, Steps, fixed_point
+from wellposed.equilibrium.compiled import CompiledLoop
+
+pytest.importorskip("numba")
+BACKEND = "none"  # which torch.compile has not: the plain loop answers where kernels do not
+GENERATOR = torch.Generator().manual_seed(0)
+A = 0.4 * torch.randn(6, 6, generator=GENERATOR, dtype=torch.float64) / 6**0.5
+V = torch.randn(5, 6, generator=GENERATOR, dtype=torch.float64)
+BIAS = torch.randn(6, generator=GENERATOR, dtype=torch.float64)
+
+FORMS = {
+    "linear": lambda W, x, v: torch.tanh(F.linear(x, W, BIAS) + v),
+    "product": lambda W, x, v: torch.relu(v + x @ W.mT),
+    "matmul": lambda W, x, v: torch.matmul(x, W.mT).add(v).sigmoid(),
+    "addmm": lambda W, x, v: F.relu(torch.addmm(v, x, W.mT)),
+    "method": lambda W, x, v: v.addmm(x, W.mT).relu(),
+    "residual": lambda W, x, v: torch.tanh(0.3 * x - x.mm(W.t()) + v),
+    "two products": lambda W, x, v: torch.tanh(F.linear(x, W) + x @ W / 3 + v),
+    "subtracted": lambda W, x, v: (1 - (v - -F.linear(x, W))).relu(),
+    "no activation": lambda W, x, v: F.linear(x, W) + v,
+    "metadata": lambda W, x, v: torch.tanh(F.linear(x, W) + v.reshape(x.shape).to(x.dtype)[: len(x)]),
+    "module": lambda W, x, v: nn.ReLU()(F.linear(x, W) + v),
+}
+
+
+def solved(f, loop, dtype=torch.float64, **options):
+    """The solution of an equation with gradients by A and v, and those."""
+    W, v = (tensor.to(dtype).requires_grad_() for tensor in (A.clone(), V.clone()))
+    solution = fixed_point(
+        lambda x, v: f(W, x, v), torch.zeros_like(v), v, **({"loop": loop} if loop else {}), **options
+    )
+    (solution.value * torch.linspace(-1, 1, 6, dtype=dtype)).sum().backward()
+    return solution, W.grad, v.grad
+
+
+@pytest.mark.parametrize("solver", [Picard(), Anderson()])
+@pytest.mark.parametrize("form", FORMS)
+def test_recognised(form, solver):
+    loop = CompiledLoop(BACKEND)
+    options = {"solver": solver, "stop": Absolute(1e-11), "max_steps": 500}
+    found, plain = solved(FORMS[form], loop, **options), solved(FORMS[form], None, **options)
+    assert loop.explain().count("(Ax + v) by numba") == 2
+    assert found[0].status.tolist() == plain[0].status.tolist() == [Status.CONVERGED] * 5
+    assert found[0].steps.tolist() == plain[0].steps.tolist()
+    for mine, other in zip((found[0].value, *found[1:]), (plain[0].value, *plain[1:]), strict=True):
+        assert torch.allclose(mine, other, rtol=1e-9, atol=1e-10)
+    assert torch.allclose(found[0].residuals, plain[0].residuals, rtol=1e-6, atol=1e-12, equal_nan=True)
+    assert found[0].adjoint.converged.all()
+
+
+def test_gradients_are_those_of_a_dense_solve():
+    solution, by_A, by_v = solved(FORMS["linear"], CompiledLoop(BACKEND), stop=Relative(1e-13))
+    x, g = solution.value.detach(), torch.linspace(-1, 1, 6, dtype=torch.float64).expand(5, 6)
+    slope = 1 - torch.tanh(x @ A.mT + BIAS + V) ** 2
+    systems = torch.eye(6, dtype=torch.float64) - A.mT * slope[:, None]  # w = A' d w + g
+    y = slope * torch.linalg.solve(systems, g)
+    assert torch.allclose(by_v, y, atol=1e-11) and torch.allclose(by_A, y.mT @ x, atol=1e-11)
+
+
+def branches(W, x, v):
+    return torch.tanh(F.linear(x, W) + v) if float(x.detach().sum()) < 100 else v
+
+
+def changes_in_place(W, x, v):
+    z = F.linear(x, W)
+    z += v
+    return torch.tanh(z)
+
+
+OTHERS = {
+    "two layers": (lambda W, x, v: torch.tanh(F.linear(torch.tanh(F.linear(x, W)), W) + v), "a product of"),
+    "a product twice": (lambda W, x, v: torch.tanh(F.linear(F.linear(x, W), W) + v), "a product of"),
+    "after phi": (lambda W, x, v: 0.5 * torch.tanh(F.linear(x, W) + v), "after an activation"),
+    "norm": (lambda W, x, v: torch.tanh(F.layer_norm(F.linear(x, W) + v, (6,))), "layer_norm"),
+    "square": (lambda W, x, v: torch.tanh(0.1 * x * x + F.linear(x, W) + v), "mul"),
+    "slices": (lambda W, x, v: torch.tanh(x.roll(1, 1) / 3 + v), "roll"),
+    "by sample": (lambda W, x, v: torch.tanh(v[:, :1] * x / 3 + v), "mul"),
+    "other activation": (lambda W, x, v: F.gelu(F.linear(x, W) + v), "gelu"),
+    "options": (lambda W, x, v: torch.tanh(torch.add(v, F.linear(x, W), alpha=2)), "alpha"),
+    "in place": (changes_in_place, "add_"),
+    "values": (branches, "item|__float__|sum|detach"),
+    "nothing of x": (lambda W, x, v: torch.tanh(v @ W), "does not depend"),
+    "stacked": (lambda W, x, v: torch.stack([x, v]).mean(0) * 0.5, "stack"),
+    "transposed": (lambda W, x, v: torch.tanh((W @ x.mT).mT + v), "__get__|matmul|product"),
+}
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_other_functions_are_solved_as_ever(form):
+    f, reason = OTHERS[form]
+    loop = CompiledLoop(BACKEND)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = fixed_point(lambda x, v: f(A, x, v), torch.zeros_like(V), V, loop=loop)
+    plain = fixed_point(lambda x, v: f(A, x, v), torch.zeros_like(V), V)
+    assert torch.equal(found.value, plain.value) and found.steps.tolist() == plain.steps.tolist()
+    (known,) = loop.not_affine.values()
+    assert any(word in known for word in reason.split("|")), known
+
+
+def test_random_functions_are_not_recognised():
+    loop, generator = CompiledLoop(BACKEND), torch.Generator().manual_seed(0)
+    for draw in (lambda: torch.rand(5, 6), lambda: torch.rand(5, 6, generator=generator)):
+        loop.not_affine.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fixed_point(lambda x: 0.1 * x + draw(), torch.zeros(5, 6), loop=loop, max_steps=3, on_failure="ignore")  # noqa: B023
+        assert list(loop.not_affine.values()) == ["it draws random numbers"]
+
+
+class Counting:
+    """Another map from its second call on."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, x, v):
+        self.calls += 1
+        return torch.tanh(F.linear(x, A) + (v if self.calls < 2 else 2 * v))
+
+
+def without_gradient(x, v):
+    with torch.no_grad():
+        y = F.linear(x, A)
+    return torch.tanh(y + x / 3 + v)
+
+
+def changes_a_weight(x, v):
+    W = A.clone()
+    y = F.linear(x, W)
+    W.mul_(2)
+    return torch.tanh(y + v)
+
+
+@torch.jit.script
+def scripted(x):
+    return torch.sin(x) / 4
+
+
+HIDDEN = {
+    "vmap": lambda x, v: torch.tanh(x / 3 + v + torch.vmap(torch.sin)(x) / 4),
+    "script": lambda x, v: torch.tanh(x / 3 + v + scripted(x)),
+    "a part without": without_gradient,
+    "hook": lambda x, v: torch.tanh(hooked(F.linear(x, A)) + v),
+}
+
+
+def hooked(z):
+    if z.requires_grad:
+        z.register_hook(lambda g: g / 2)
+    return z
+
+
+@pytest.mark.parametrize("form", HIDDEN)
+def test_what_torch_does_not_report_changes_no_answer(form):
+    """Values or derivatives that the recorded operations do not tell are noticed at the solution."""
+    results = []
+    for options in ({"loop": CompiledLoop(BACKEND)}, {}):
+        v = V.clone().requires_grad_()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            solution = fixed_point(HIDDEN[form], torch.zeros_like(V), v, stop=Absolute(1e-11), **options)
+            solution.value.sum().backward()
+        results.append((solution, v.grad))
+    (mine, by_mine), (plain, by_plain) = results
+    assert torch.allclose(mine.value, plain.value, rtol=1e-9, atol=1e-10)
+    assert torch.allclose(by_mine, by_plain, rtol=1e-8, atol=1e-9)
+    assert mine.status.tolist() == plain.status.tolist()
+
+
+@pytest.mark.parametrize("make", [Counting, lambda: changes_a_weight])
+def test_a_function_that_changes_is_not_solved_as_it_was(make):
+    solutions = []
+    for options in ({"loop": CompiledLoop(BACKEND)}, {}):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            solutions.append(fixed_point(make(), torch.zeros_like(V), V, stop=Absolute(1e-11), **options))
+    assert torch.allclose(solutions[0].value, solutions[1].value, rtol=1e-9, atol=1e-10)
+
+
+def subclass(tensor):
+    return tensor.as_subclass(type("Other", (torch.Tensor,), {}))
+
+
+CALLS = {
+    "vectors": (lambda x: x / 2 + 1, torch.zeros(3)),
+    "images": (lambda x: x / 2 + 1, torch.zeros(3, 2, 2)),
+    "two states": (lambda x: (x[0] / 2 + 1, x[0] / 3 + x[1] / 3), (torch.zeros(3, 2), torch.ones(3, 2))),
+    "no samples": (lambda x: torch.tanh(F.linear(x, A) + 1), torch.zeros(0, 6).double()),
+    "no states": (lambda x: x / 2, torch.zeros(3, 0)),
+    "short numbers": (lambda x: torch.tanh(F.linear(x, A.bfloat16()) + 1), torch.zeros(3, 6).bfloat16()),
+    "subclass": (lambda x: torch.tanh(F.linear(x, A) + 1), subclass(torch.zeros(3, 6).double())),
+    "decay": (lambda x: x / 2, torch.ones(3, 2)),
+    "decay of some": (lambda x: x / 2 + torch.tensor([[0.0], [1.0], [1.0]]), torch.ones(3, 2)),
+    "a start": (lambda x: torch.tanh(F.linear(x, A) + 1), torch.ones(3, 6).double()),
+    "NaN": (lambda x: torch.tanh(F.linear(x, A * torch.nan) + 1), torch.zeros(3, 6).double()),
+    "infinity": (lambda x: torch.relu(F.linear(x, A) + torch.inf), torch.zeros(3, 6).double()),
+    "not at zero": (lambda x: _checked(x) / 2 + 1, torch.ones(3, 2)),
+    "keyword": (lambda x: torch.tanh(input=F.linear(x, weight=A) + 1), torch.zeros(3, 6).double()),
+}
+
+
+def _checked(x):
+    if not bool(x.any()):
+        raise ValueError
+    return x
+
+
+@pytest.mark.parametrize("form", CALLS)
+@pytest.mark.parametrize("stop", [Relative(), Steps(7)])
+def test_statuses_counts_and_values_of_unusual_calls(form, stop):
+    f, start = CALLS[form]
+    answers = []
+    for options in ({"loop": CompiledLoop(BACKEND)}, {}):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            answers.append(fixed_point(f, start, stop=stop, on_failure="ignore", **options))
+    mine, plain = answers
+    assert mine.status.tolist() == plain.status.tolist() and mine.steps.tolist() == plain.steps.tolist()
+    for one, other in zip(*(s.value if isinstance(start, tuple) else (s.value,) for s in answers), strict=True):
+        assert torch.allclose(one.double(), other.double(), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def test_the_function_is_recognised_again_after_a_call_with_autocast():
+    loop, W, v = CompiledLoop(BACKEND), A.float(), V.float()
+    f = lambda x, v: torch.tanh(F.linear(x, W) + v)  # noqa: E731
+    with torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fixed_point(f, torch.zeros_like(v), v, loop=loop)
+    assert "by numba" not in loop.explain()
+    fixed_point(f, torch.zeros_like(v), v, loop=loop)
+    assert "by numba" in loop.explain()
+
+
+def test_backward_solves_take_the_steps_of_the_plain_loop():
+    """They are slow, small and singular in turn; none is factorised behind the back of its solver."""
+    for factor, max_steps in ((0.97, 400), (0.97, 30), (1.0, 60)):
+        options = {"solver": Picard(), "stop": Absolute(1e-6), "max_steps": max_steps, "on_failure": "ignore"}
+        records = []
+        for loop in (CompiledLoop(BACKEND), None):
+            v = torch.full((3, 2), 1.0, dtype=torch.float64, requires_grad=True)
+            f = lambda x, v: torch.tanh(factor * x + v - factor * torch.tanh(v).detach())  # noqa: B023, E731
+            shift = lambda x, v: f(x, v) if factor < 1 else F.linear(x, torch.ones(2, 2).double() / 2) + v  # noqa: B023, E731
+            solution = fixed_point(shift, torch.zeros_like(v), v, **({"loop": loop} if loop else {}), **options)
+            solution.value.sum().backward()
+            records.append(solution.adjoint)
+        assert records[0].status.tolist() == records[1].status.tolist()
+        assert (records[0].steps - records[1].steps).abs().max() <= 1
+
+
+@pytest.mark.parametrize("solver", [Picard(), Anderson()])
+@pytest.mark.parametrize("stop", [Relative(), Absolute(1e-6)])
+def test_functions_without_an_equilibrium_have_the_statuses_of_the_plain_loop(solver, stop):
+    """x + 1 runs off, along which its relative residual falls; relu(1.5 x + 1) grows; the last one converges."""
+    for f in (lambda x, v: x + v, lambda x, v: torch.relu(1.5 * x + v), lambda x, v: torch.tanh(3 * x + v)):
+        loop = CompiledLoop(BACKEND)
+        options = {"solver": solver, "stop": stop, "on_failure": "ignore"}
+        start, v = torch.zeros(3, 2).double(), torch.tensor([[1.0], [2.0], [-1.0]]).double().expand(3, 2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found, plain = fixed_point(f, start, v, loop=loop, **options), fixed_point(f, start, v, **options)
+        assert found.status.tolist() == plain.status.tolist()
+        assert not bool((found.converged & (found.value.abs().amax(1) > 1e3)).any())
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_the_image_is_taken_only_where_its_residual_is_no_larger(grows):
+    """The norm of neither matrix proves a contraction; along the long column residuals grow for one step."""
+    W = torch.tensor([[0.0, 20.0], [0.0, 0.5]] if grows else [[0.5, 0.6], [0.0, 0.5]], dtype=torch.float64)
+    f = lambda x, v: F.linear(x, W) + v  # noqa: E731
+    v = torch.tensor([[0.0, 0.1], [1.0, 0.2]], dtype=torch.float64)
+    start = torch.tensor([[4.008, 0.2004], [9.008, 0.4004]], dtype=torch.float64) if grows else torch.zeros_like(v)
+    loop, options = CompiledLoop(BACKEND), {"solver": Picard(), "stop": Absolute(1e-3)}
+    found, plain = fixed_point(f, start, v, loop=loop, **options), fixed_point(f, start, v, **options)
+    assert "by numba" in loop.explain() and found.steps.tolist() == plain.steps.tolist()
+    torch.testing.assert_close(found.value, plain.value if grows else f(plain.value, v), rtol=1e-12, atol=1e-13)
+
+
+def test_residuals_are_those_of_the_solve_after_the_weights_have_changed():
+    loop, W, start = CompiledLoop(BACKEND), A.clone(), torch.ones_like(V)
+    f = lambda x, v: torch.tanh(F.linear(x, W) + v)  # noqa: E731
+    wanted = fixed_point(f, start, V).residuals
+    solution = fixed_point(f, start, V, loop=loop)
+    W.zero_()
+    start.zero_()
+    assert "by numba" in loop.explain()
+    assert torch.allclose(solution.residuals, wanted, rtol=1e-6, atol=1e-12, equal_nan=True)
+    assert torch.allclose(fixed_point(f, start, V, loop=loop).value, torch.tanh(V))
+
+
+def test_samples_do_not_depend_on_companions():
+    loop = CompiledLoop(BACKEND)
+    f = lambda x, v: torch.tanh(F.linear(x, A) + v)  # noqa: E731
+    together = fixed_point(f, torch.zeros_like(V), V, loop=loop)
+    for row in range(5):
+        alone = fixed_point(f, torch.zeros_like(V[:1]), V[row : row + 1], loop=loop)
+        assert torch.allclose(alone.value[0], together.value[row], rtol=1e-14, atol=1e-15)
+        assert alone.steps[0] == together.steps[row]
+
+
+class Watching(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_dispatch_mode_does_not_stop_later_solves_from_being_compiled():
+    loop = CompiledLoop(BACKEND)
+    f = lambda x, v: torch.tanh(F.linear(x, A) + v)  # noqa: E731
+    with Watching(), pytest.warns(UserWarning, match="dispatch mode"):
+        fixed_point(f, torch.zeros_like(V), V, loop=loop)
+    assert loop.explain().startswith("forward not compiled: inside a dispatch mode")
+    fixed_point(f, torch.zeros_like(V), V, loop=loop)
+    assert "by numba" in loop.explain()
