@@ -380,6 +380,6 @@ SUITE = Suite(
         Floor("test_mse", "at most", 0.44),  # the mean of the bump has 0.494, or 0.441 in a small test
         Floor("steps", "at most", STEPS - 1),  # an equilibrium that is not reached without noise is none
     ),
-    differs="Nothing but what 004 leaves open; DEQs are trained without the Jacobian penalty of 004 Table 1 too, of "
-    "which none of 45 comes to rest within the 60 steps after 30 epochs.",
+    differs="Nothing but what 004 leaves open; DEQs are trained without the Jacobian penalty of 004 Table 1 too, "
+    "of which none of 45 comes to rest within the 60 steps after 30 epochs.",
 )  # fmt: skip
