@@ -77,10 +77,9 @@ def fixed_point(
         gradient: object or name; `Implicit` if None.
         on_failure: ``"warn"``, ``"raise"`` or ``"ignore"`` samples that reach no equilibrium.
         generator: randomness of the stopping rule.
-        compile: runs the loop, forward and backward, as compiled code: a function ``phi(Ax + v)`` of rows by the
-            kernels of `ImplicitModel` on the CPU, which need not wait for a compiler; any other under
-            torch.compile, which is worth its seconds where equations of one kind are solved again and again.
-            Where f cannot be compiled, warns once and runs the plain loop.
+        compile: runs the loop, forward and backward, as compiled code: ``phi(Ax + v)`` by the kernels of
+            `ImplicitModel` on the CPU, anything else under torch.compile, which is worth its seconds where
+            equations of one kind return. Where f cannot be compiled, warns once and runs the plain loop.
         loop: runs the steps, forward and backward; another implementation of the same loop may be given.
         hooks: receive the results, and choose where the backward solve starts.
 
@@ -98,8 +97,7 @@ def fixed_point(
     rule = GRADIENTS.get(Implicit() if gradient is None else gradient)
     kind = packed.device.type
     mixed = torch.is_autocast_enabled(kind)
-    precision = torch.get_autocast_dtype(kind) if mixed else None
-    bound_map = FunctionMap(f, inputs, packing, precision)
+    bound_map = FunctionMap(f, inputs, packing, torch.get_autocast_dtype(kind) if mixed else None)
     # Off for the solver; f is evaluated with the caller's autocast.
     with torch.autocast(kind, enabled=False) if mixed else contextlib.nullcontext():
         value, iterates = rule.solve(bound_map, packed, solve)
@@ -111,5 +109,5 @@ def fixed_point(
 
     if under_transform():
         _ = iterates.residuals  # assembled now: tensors of a transform do not outlive it
-    solution = packing.unpack(value), iterates.status, iterates.steps, lambda: iterates.residuals
-    return Solution(*solution, bound, solve.adjoint)
+    trace = lambda: iterates.residuals  # noqa: E731
+    return Solution(packing.unpack(value), iterates.status, iterates.steps, trace, bound, solve.adjoint)
