@@ -94,13 +94,12 @@ def fixed_point(
     loop = functools.partial(loop_of(f), otherwise=loop) if compile else loop
     solver = Anderson(patience=24) if solver is None else solver
     solve = Solve(make_options(solver, stop, max_steps, on_failure, generator), loop, hooks=hooks)
-    rule = GRADIENTS.get(Implicit() if gradient is None else gradient)
     kind = packed.device.type
     mixed = torch.is_autocast_enabled(kind)
     bound_map = FunctionMap(f, inputs, packing, torch.get_autocast_dtype(kind) if mixed else None)
     # Off for the solver; f is evaluated with the caller's autocast.
     with torch.autocast(kind, enabled=False) if mixed else contextlib.nullcontext():
-        value, iterates = rule.solve(bound_map, packed, solve)
+        value, iterates = GRADIENTS.get(Implicit() if gradient is None else gradient).solve(bound_map, packed, solve)
     final = iterates.value.detach()
 
     def bound() -> Tensor | None:
