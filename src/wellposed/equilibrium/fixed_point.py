@@ -77,9 +77,8 @@ def fixed_point(
         gradient: object or name; `Implicit` if None.
         on_failure: ``"warn"``, ``"raise"`` or ``"ignore"`` samples that reach no equilibrium.
         generator: randomness of the stopping rule.
-        compile: runs the loop, forward and backward, as compiled code: ``phi(Ax + v)`` by the kernels of
-            `ImplicitModel` on the CPU, anything else under torch.compile, which is worth its seconds where
-            equations of one kind return. Where f cannot be compiled, warns once and runs the plain loop.
+        compile: runs the loop as compiled code: ``phi(Ax + v)`` by the kernels of `ImplicitModel` on the CPU, all
+            else under torch.compile, for equations that return. What cannot be compiled warns once, and runs.
         loop: runs the steps, forward and backward; another implementation of the same loop may be given.
         hooks: receive the results, and choose where the backward solve starts.
 
@@ -94,12 +93,13 @@ def fixed_point(
     loop = functools.partial(loop_of(f), otherwise=loop) if compile else loop
     solver = Anderson(patience=24) if solver is None else solver
     solve = Solve(make_options(solver, stop, max_steps, on_failure, generator), loop, hooks=hooks)
+    rule = GRADIENTS.get(Implicit() if gradient is None else gradient)
     kind = packed.device.type
     mixed = torch.is_autocast_enabled(kind)
     bound_map = FunctionMap(f, inputs, packing, torch.get_autocast_dtype(kind) if mixed else None)
     # Off for the solver; f is evaluated with the caller's autocast.
     with torch.autocast(kind, enabled=False) if mixed else contextlib.nullcontext():
-        value, iterates = GRADIENTS.get(Implicit() if gradient is None else gradient).solve(bound_map, packed, solve)
+        value, iterates = rule.solve(bound_map, packed, solve)
     final = iterates.value.detach()
 
     def bound() -> Tensor | None:
