@@ -114,7 +114,7 @@ def speed_numbers(speed: dict[str, Any]) -> dict[str, str]:
     for name, ratios in (("speed", best_rivals(large)), ("small", best_rivals(small))):
         numbers |= {f"{name}_least": f"{min(ratios):.1f}", f"{name}_most": f"{max(ratios):.1f}"}
     behind = sum(ratio < 1 for ratio in best_rivals(small))
-    return numbers | {"small_behind": str(behind), "small_count": str(len(small))}
+    return numbers | {"small_behind": str(behind or "none"), "small_count": str(len(small))}
 
 
 def lab_numbers() -> dict[str, str]:
