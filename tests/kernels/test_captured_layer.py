@@ -73,6 +73,17 @@ def test_a_capture_that_failed_is_not_tried_at_every_call(captures, monkeypatch)
     assert {captures.lease("kind", (), (), ()) for _ in range(100)} == {None} and tried == [1]
 
 
+def test_a_failed_sample_is_told_by_a_capture_too(captures, monkeypatch):
+    def fails(*_):
+        raise ConvergenceError("one sample has failed")
+
+    monkeypatch.setattr(layer, "CapturedLayer", fails)
+    assert {captures.lease("kind", (), (), ()) for _ in range(layer.EAGER)} == {None}
+    with pytest.raises(ConvergenceError):
+        captures.lease("kind", (), (), ())
+    assert captures.counts["kind"] > 0  # the next batch may be captured
+
+
 def test_copies_have_no_graphs(captures):
     captures.lease("kind", (), (), ())
     assert not copy.deepcopy(captures).counts

@@ -23,6 +23,7 @@ from torch import Tensor
 from wellposed.conditions.projections import project_rows
 from wellposed.equilibrium.affine import AffineSolve, AffineSpec, affine_equilibrium
 from wellposed.equilibrium.method import Solve
+from wellposed.errors import WellposedError
 from wellposed.kernels.cpu.engine import Matrix, Numba, multiply_sparse
 from wellposed.kernels.gpu.engine import RESIDENT, ReplayedFlag, Triton
 from wellposed.kernels.graphs import capture
@@ -245,7 +246,9 @@ class _Captures:
             if layer is None and len(layers) < LAYERS:
                 try:
                     layer = CapturedLayer(how, tensors, needs)
-                except (torch.AcceleratorError, torch.OutOfMemoryError):  # what another thread does may forbid it
+                except WellposedError:  # a sample has failed
+                    raise
+                except RuntimeError:  # too little memory, or something that another thread does
                     self.counts[key] = -RETRY
                     return None
                 layers.append(layer)
@@ -266,7 +269,7 @@ def _lease(how: How, tensors: Sequence[Any], needs: Sequence[bool]) -> Lease | N
         return None
     if torch.cuda.is_current_stream_capturing() or u.device.index != torch.cuda.current_device():
         return None
-    parameters = tuple(None if one is None else (one.data_ptr(), one.stride()) for one in tensors[1:])
+    parameters = tuple(None if one is None else (one.data_ptr(), one.shape, one.stride()) for one in tensors[1:])
     precision = torch.backends.cuda.matmul.fp32_precision, torch.are_deterministic_algorithms_enabled()
     stream = torch.cuda.current_stream().cuda_stream
     key = radius, u.shape, u.dtype, parameters, needs, precision, stream
