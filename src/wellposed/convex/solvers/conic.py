@@ -144,7 +144,7 @@ class Cvxpy(RowSolver):
 
     def why_not(self, problem: RowProblem) -> str | None:
         if problem.design is None:
-            return "needs the data of the problem, which it no longer has; use Conic()"
+            return "needs the data of the problem, which it no longer has; use Clarabel()"
         return None
 
     def solve(self, problem: RowProblem) -> RowSolution:
