@@ -62,7 +62,8 @@ def test_a_regression_is_not_judged_by_equilibria_that_are_not_reached():
     assert all(floor.missed(record, "test_mse") for record in equilibria)
     assert sum(floor.missed(r, "test_mse") for r in records if r.scale == "default") == 2  # which did not learn
     claims = [claim for claim in load_claims() if claim.suite == "noise-regression" and "DEQ" in claim.says]
-    assert len(claims) == 7 and {one.verdict for one in verdicts(records, claims)} == {"undecided"}
+    unpenalised = [record for record in records if not record.model.endswith("-jacobian")]
+    assert len(claims) == 7 and {one.verdict for one in verdicts(unpenalised, claims)} == {"undecided"}
 
 
 def test_volatility_is_not_judged_by_models_that_a_constant_beats():
