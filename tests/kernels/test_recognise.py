@@ -8,8 +8,22 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from wellposed.equilibrium import Absolute, Anderson, Picard, Relative, Status, Steps, fixed_point
+from wellposed.equilibrium import (
+    Absolute,
+    Anderson,
+    Broyden,
+    Implicit,
+    Picard,
+    Relative,
+    Status,
+    Steps,
+    fixed_point,
+)
 from wellposed.equilibrium.compiled import CompiledLoop
+from wellposed.equilibrium.loop import iterate
+from wellposed.equilibrium.method import SolveHooks
+from wellposed.errors import ConvergenceError, ConvergenceWarning, SecondDerivativeError
+from wellposed.kernels import recognise
 
 pytest.importorskip("numba")
 BACKEND = "none"  # which torch.compile has not: the plain loop answers where kernels do not
@@ -321,3 +335,175 @@ def test_a_dispatch_mode_does_not_stop_later_solves_from_being_compiled():
     assert loop.explain().startswith("forward not compiled: inside a dispatch mode")
     fixed_point(f, torch.zeros_like(V), V, loop=loop)
     assert "by numba" in loop.explain()
+
+
+def third(f, v, **options):
+    """The third of three solves of one function: derivatives are compared in the first two only."""
+    loop = CompiledLoop(BACKEND)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [fixed_point(f, torch.zeros_like(v), v, **{"loop": loop} | options) for _ in range(3)][-1]
+
+
+def by_equation(solution):
+    return solution.value.grad_fn.name() == "_EquationGradientBackward"
+
+
+@pytest.mark.parametrize("solver", [Picard(), Anderson()])
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_of_the_equation_are_those_of_the_function(form, solver):
+    options = {"stop": Relative(1e-12), "solver": solver}
+    W, v = A.clone().requires_grad_(), V.clone().requires_grad_()
+    solution = third(lambda x, v: FORMS[form](W, x, v), v, **options)
+    assert by_equation(solution)
+    (solution.value * torch.linspace(-1, 1, 6, dtype=torch.float64)).sum().backward()
+    plain, by_W, by_v = solved(FORMS[form], None, **options)
+    assert torch.allclose(solution.value, plain.value, rtol=1e-10, atol=1e-11)
+    assert torch.allclose(W.grad, by_W, rtol=1e-9, atol=1e-10)
+    assert torch.allclose(v.grad, by_v, rtol=1e-9, atol=1e-10)
+    assert torch.allclose(solution.residuals, plain.residuals, rtol=1e-6, atol=1e-12, equal_nan=True)
+    mine, other = solution.adjoint, plain.adjoint
+    assert mine.converged.all() and torch.allclose(mine.value, other.value, rtol=1e-9, atol=1e-10)
+    assert float(mine.residual.max()) <= 1e-11
+
+
+@pytest.mark.parametrize("wanted", ["A", "v", "nothing"])
+def test_only_what_is_needed_is_differentiated(wanted):
+    W, v = A.clone().requires_grad_(wanted == "A"), V.clone().requires_grad_(wanted == "v")
+    value = third(lambda x, v: torch.relu(F.linear(x, W) + v), v).value
+    assert value.requires_grad == (wanted != "nothing")
+    if value.requires_grad:
+        value.sum().backward()
+        assert (W.grad is None, v.grad is None) == (wanted != "A", wanted != "v")
+
+
+def test_a_gradient_of_the_equation_is_that_of_the_weights_it_was_solved_with():
+    W, v = A.clone().requires_grad_(), V.clone().requires_grad_()
+    gradients = []
+    for changes in (False, True):
+        solution = third(lambda x, v: torch.tanh(F.linear(x, W) + v), v)
+        assert by_equation(solution)
+        if changes:
+            with torch.no_grad():
+                solution.value.mul_(3)  # the tensor of the user is theirs
+        gradients.append(torch.autograd.grad(solution.value.sum(), (W, v)) if not changes else None)
+        loss = solution.value.sum()
+        gradients[-1] = torch.autograd.grad(loss, (W, v)) if changes else gradients[-1]
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
+def test_second_derivatives_are_refused():
+    v = V.clone().requires_grad_()
+    solution = third(lambda x, v: torch.tanh(F.linear(x, A) + v), v)
+    (first,) = torch.autograd.grad(solution.value.square().sum(), v, create_graph=True)
+    with pytest.raises(SecondDerivativeError):
+        first.sum().backward()
+
+
+@pytest.mark.parametrize("case", ["wide", "starts", "hooks", "other solver backward"])
+def test_the_function_itself_is_differentiated_elsewhere(case):
+    """Where the call is not small, not from zero, or has its own way backward."""
+    rows = 120_000 if case == "wide" else 5
+    v = V.repeat(rows // 5, 1).requires_grad_()
+    start = torch.ones_like(v) if case == "starts" else torch.zeros_like(v)
+    options = {"stop": Absolute(1e-9), "hooks": SolveHooks() if case == "hooks" else None}
+    options["gradient"] = Implicit(solver=Broyden()) if case == "other solver backward" else None
+    loop = CompiledLoop(BACKEND)
+    values = []
+    for again in (loop, loop, loop, iterate):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            solution = fixed_point(lambda x, v: torch.tanh(F.linear(x, A) + v), start, v, loop=again, **options)
+        assert not by_equation(solution)
+        values.append(torch.autograd.grad(solution.value.square().sum(), v)[0])
+    assert torch.allclose(values[2], values[3], rtol=1e-6, atol=1e-7)
+
+
+class Frozen:
+    """Differentiates a part only when told so."""
+
+    whole = True
+
+    def __call__(self, x, v):
+        with torch.set_grad_enabled(self.whole and torch.is_grad_enabled()):
+            y = F.linear(x, A)
+        return torch.tanh(y + x / 3 + v)
+
+
+def test_a_part_that_is_no_longer_differentiated_is_noticed():
+    f, v, loop = Frozen(), V.clone().requires_grad_(), CompiledLoop(BACKEND)
+    assert by_equation(third(f, v, loop=loop))
+    f.whole = False
+    options = {"stop": Absolute(1e-11)}
+    mine, plain = third(f, v, loop=loop, **options), third(f, v, loop=iterate, **options)
+    assert not by_equation(mine)
+    gradients = [torch.autograd.grad(solution.value.sum(), v)[0] for solution in (mine, plain)]
+    assert torch.allclose(*gradients, rtol=1e-8, atol=1e-9)
+
+
+@torch.jit.script
+def vanishing(x):
+    """Zero, with a derivative that is not."""
+    return (x - x.detach()) / 3
+
+
+class Changing:
+    """Gets a derivative that torch does not report."""
+
+    hidden = False
+
+    def __call__(self, x, v):
+        y = F.linear(x, A) + v
+        return torch.tanh(y + vanishing(x) if self.hidden else y)
+
+
+def test_derivatives_are_compared_ever_more_rarely_but_again_and_again():
+    f, v, loop = Changing(), V.clone().requires_grad_(), CompiledLoop(BACKEND)
+    compared = []
+    for solve in range(1, 20):
+        f.hidden = solve > 12
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            solution = fixed_point(f, torch.zeros_like(v), v, loop=loop, stop=Absolute(1e-11))
+            compared.append(solve) if not by_equation(solution) else None
+            (gradient,) = torch.autograd.grad(solution.value.sum(), v)
+    assert compared == [1, 2, 4, 8, 16, 17, 18, 19]  # differences are found in the 16th
+    solution = fixed_point(f, torch.zeros_like(v), v, stop=Absolute(1e-11))
+    (plain,) = torch.autograd.grad(solution.value.sum(), v)
+    assert torch.allclose(gradient, plain, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("on_failure", ["warn", "raise"])
+def test_a_backward_solve_of_the_equation_that_fails_says_so(on_failure):
+    v = V.clone().requires_grad_()
+    options = {"gradient": Implicit(max_steps=2), "stop": Absolute(1e-12), "on_failure": on_failure}
+    solution = third(
+        lambda x, v: torch.relu(F.linear(x, 2 * A.abs() / A.abs().sum(1).max() * 0.45) + v), v, **options
+    )
+    assert by_equation(solution) and solution.converged.all()
+    failure = pytest.raises(ConvergenceError) if on_failure == "raise" else pytest.warns(ConvergenceWarning)
+    with failure:
+        solution.value.sum().backward()
+    assert solution.adjoint.failed.any() and solution.adjoint.steps.max() == 2
+    assert on_failure == "raise" or v.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("growth", [2e3, 2e5])
+def test_a_backward_solve_that_runs_off_is_judged_by_the_plain_loop(growth, monkeypatch):
+    """Backward one of two states is nearly singular; forward it begins near zero and stays there."""
+    calls, by_loop = [], recognise._adjoint_by_loop
+    monkeypatch.setattr(recognise, "_adjoint_by_loop", lambda *given: calls.append(1) or by_loop(*given))
+    W = torch.tensor([[1 - 1 / growth, 0.0], [0.0, 0.5]], dtype=torch.float64)
+    v = torch.tensor([[0.0, 1.0], [0.0, 2.0]], dtype=torch.float64)
+    results = []
+    for loop in (CompiledLoop(BACKEND), iterate):
+        options = {"loop": loop, "stop": Relative(1e-6), "on_failure": "ignore"}
+        inputs = v.clone().requires_grad_()
+        solution = third(lambda x, v: F.linear(x, W) + v, inputs, **options)
+        assert by_equation(solution) == (loop is not iterate)
+        solution.value.sum().backward()
+        results.append((solution.adjoint, inputs.grad))
+    (mine, by_mine), (plain, by_plain) = results
+    assert mine.status.tolist() == plain.status.tolist() and mine.steps.tolist() == plain.steps.tolist()
+    assert len(calls) == (growth > 1e4)
+    assert torch.allclose(by_mine, by_plain, rtol=1e-5)

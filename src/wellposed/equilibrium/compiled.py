@@ -343,6 +343,8 @@ class CompiledLoop:
         self.latest: dict[str, str] = {}
         self.warned: set[str] = set()
         self.not_affine: dict[Hashable, str] = {}  # why the function has not the form phi(Ax + v)
+        self.recognised = 0  # how often it had, in solves to be differentiated
+        self.differs = False  # whether its derivative was found to be another
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = functools.partial(type(self), recognises=self.recognises)
@@ -396,9 +398,14 @@ class CompiledLoop:
         kernels = require("wellposed.kernels.recognise")
         try:
             options = solver, stop, max_steps
-            source.equation = equation = source.equation or kernels.affine_equation(source, x, *options)
+            if source.equation is None:
+                source.equation = kernels.affine_equation(source, x, *options)
+                self.recognised += source.differentiated
+                source.equation.compares = self.differs or self.recognised & (self.recognised - 1) == 0
+            equation = source.equation
             iterates = equation.adjoint(f, point[0], x, *options) if point else equation.solve(x, *options)
         except kernels.NotAffineError as error:
+            self.differs |= bool(point)
             if not error.passing:
                 self.not_affine[key] = str(error)
                 return None

@@ -64,7 +64,11 @@ class Implicit(Gradient):
             return Unrolled().solve(f, x0, solve)
         with torch.no_grad(), no_tangents():
             iterates = solve.forward(f, x0)
-        value, fx = iterates.value, None
+        value, fx, attached = iterates.value, None, None
+        if torch.is_grad_enabled() and not under_forward_mode():
+            attached = f.attach(value, solve, self.adjoint_options(solve.options))
+        if attached is not None:
+            return attached, iterates
         if torch.is_grad_enabled():
             x = value.detach().requires_grad_()
             with no_tangents():
@@ -97,7 +101,7 @@ def _with_tangent(
             return value
         solve = replace(solve, hooks=None)  # another equation than that of the backward pass
         tangent = solve_transposed(lambda t: pushforward(t) - offset, offset, solve, options, f.eps(x), (f, x))
-    return forward_ad.make_dual(value, tangent if fx is None else _FirstOnly.apply(tangent, fx))
+    return forward_ad.make_dual(value, tangent if fx is None else FirstOnly.apply(tangent, fx))
 
 
 def _has_other_leaves(fx: Tensor, x: Tensor) -> bool:
@@ -132,7 +136,7 @@ class _Attach(torch.autograd.Function):
         (gradient,) = gradients
         with torch.no_grad():
             w = solve_transposed(vector_jacobian(fx, x), gradient, solve, options, f.eps(x), (f, x))
-        return (_FirstOnly.apply(w, fx) if needed else w), None, None, None, None, None
+        return (FirstOnly.apply(w, fx) if needed else w), None, None, None, None, None
 
 
 def vector_jacobian(fx: Tensor, x: Tensor) -> Callable[[Tensor], Tensor]:
@@ -188,7 +192,7 @@ def solve_transposed(
     return solve.backward(f, torch.zeros_like(gradient), options).value * scale
 
 
-class _FirstOnly(torch.autograd.Function):
+class FirstOnly(torch.autograd.Function):
     """Passes a first derivative on and refuses to be differentiated."""
 
     @staticmethod

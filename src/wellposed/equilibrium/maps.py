@@ -151,6 +151,15 @@ class Map(abc.ABC):
         """Bounds the distance of ``x`` to the equilibrium; None without a known contraction."""
         return None
 
+    def attach(self, x: Tensor, solve: Any, options: Any) -> Tensor | None:
+        """Returns the solution ``x`` with its gradient, where the map knows a way of its own; else None.
+
+        Args:
+            solve: the `Solve` that has found it.
+            options: of the backward solve.
+        """
+        return None
+
 
 def max_norm(x: Tensor) -> Tensor:  # (..., B), from (..., B, n)
     """Returns the largest absolute entry of every row, zero for rows without entries."""
@@ -228,6 +237,7 @@ class FunctionMap(Map):
     ) -> None:
         self.function, self.inputs, self.packing = function, tuple(inputs), packing
         self.precision = precision  # of autocast, where that is on
+        self.differentiated = torch.is_grad_enabled()  # by the caller, whatever solvers do
         self.plain = packing.plain and precision is None
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -269,6 +279,9 @@ class FunctionMap(Map):
         relative = self.function.rounding
         rounding = self.rounding(x, fx) if relative is None else relative * max_norm(fx)
         return (max_norm(fx - x) + rounding) / (1 - self.function.factor)
+
+    def attach(self, x: Tensor, solve: Any, options: Any) -> Tensor | None:
+        return None if self.equation is None else self.equation.attach(x, solve, options)
 
     def rows(self, keep: Tensor) -> "FunctionMap | None":
         if not self.inputs:

@@ -3,27 +3,29 @@
 The function is run once, at x = 0, while torch reports its operations. Products of x with matrices add up to A,
 and the argument of the activation at zero is v. After an operation on x that is not in the tables below the
 function counts as not recognised. What torch does not report (scripted code, custom derivatives, threads) cannot
-do harm: at its solution every equation is compared with the function itself, and with its derivative in the
-backward pass.
+do harm: at its solution every equation is compared with the function itself, and with its derivative in the first
+backward passes of a function, then ever more rarely.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from wellposed.activations import Activation, get_activation
 from wellposed.equilibrium.affine import AffineSpec
-from wellposed.equilibrium.gradients import Implicit, LinearMap
-from wellposed.equilibrium.loop import RUN_OFF, Iterates
+from wellposed.equilibrium.gradients import FirstOnly, Implicit, LinearMap, row_scale
+from wellposed.equilibrium.loop import RUN_OFF, Iterates, iterate
 from wellposed.equilibrium.maps import FunctionMap, Map, max_norm
-from wellposed.equilibrium.method import SolveOptions
+from wellposed.equilibrium.method import NotFiniteError, Solve, SolveOptions
 from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Step, Stopping
+from wellposed.kernels.cpu.engine import saved_matrices
 from wellposed.kernels.engine import NUMBA
 
 PRODUCTS = ("matmul", "mm", "__matmul__")
@@ -46,19 +48,25 @@ class NotAffineError(Exception):
         self.passing = passing
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class AffineEquation:
     """The equation ``x = phi(Ax + v)`` of a function f.
 
     Attributes:
+        graph: v and A as f has computed them, with what they depend on; A and v are without.
         lipschitz: bounds the Lipschitz constant of f, by ``|A|_inf``.
+        compares: whether the derivative of f is compared with that of the equation.
+        saved: what the backward pass of a small equation needs, once it is solved from zero.
     """
 
     f: FunctionMap
+    graph: tuple[Tensor, Tensor]
     A: Tensor  # (n, n)
     v: Tensor  # (B, n)
     activation: Activation
     lipschitz: float
+    compares: bool = True
+    saved: Tensor | None = None
 
     def __str__(self) -> str:
         return f"x = {self.activation.name}(Ax + v) by {NUMBA.name}"
@@ -69,12 +77,14 @@ class AffineEquation:
         Raises:
             NotAffineError: f is something else.
         """
-        spec, contracts = self._spec(solver, stop, max_steps), self.lipschitz < 0.999
+        spec = self._spec(solver, stop, max_steps)
         start = x0.clone() if bool(x0.any()) else None  # a copy, since residuals are computed when asked for
-        iterates = NUMBA.solve(spec, (self.A,), self.v, start)
+        iterates = self._solve_small(spec) if start is None else None
+        if iterates is None:
+            iterates = NUMBA.solve(spec, (self.A,), self.v, start)
         x = iterates.value
         self._compare(self.f, x, stop, lambda: self.activation.function(self._argument(x)))
-        if start is None and contracts:  # |f(0)| / (1 + L) <= |x| <= |f(0)| / (1 - L)
+        if start is None and self.lipschitz < 0.999:  # |f(0)| / (1 + L) <= |x| <= |f(0)| / (1 - L)
             return iterates
         first = max_norm(self.activation.function(self.v) if start is None else self.f(x0) - x0)
         return None if _unusual(iterates, max_norm(x0) + first, first, stop) else iterates
@@ -90,6 +100,31 @@ class AffineEquation:
         self._compare(f, w, stop, lambda: torch.addmm(g, self.activation.slope_at(z) * w, self.A))
         iterates, first = replace(iterates, value=w), max_norm(g if begin is None else f(start) - start)
         return None if _unusual(iterates, max_norm(start) + first, first, stop) else iterates
+
+    def _solve_small(self, spec: AffineSpec) -> Iterates | None:
+        """Solves from zero in one call; None if the equation is not small, or not finite."""
+        if not NUMBA.fuses((self.v, self.A, None, self.A)):
+            return None
+        with contextlib.suppress(NotFiniteError):
+            iterates, self.saved = NUMBA.solve_small(spec, self.A, self.v)
+            return iterates
+        return None
+
+    def attach(self, x: Tensor, solve: Solve, options: SolveOptions) -> Tensor | None:
+        """Returns the solution with its gradient; None if that of f itself has to be taken.
+
+        That is so where the equation is not small or solved from elsewhere, and where derivatives are compared.
+        """
+        if self.saved is None or self.compares or solve.hooks is not None:
+            return None
+        v, A = self.graph
+        if not (v.requires_grad or A.requires_grad):
+            return x
+        spec = self._spec(options.solver, options.stop, options.max_steps)
+        if NUMBA.no_kernel(spec, (self.A,)):
+            return None
+        value: Tensor = _EquationGradient.apply(v, A, x, self.saved, spec, solve, options)
+        return value
 
     def _spec(self, solver: Solver, stop: Stopping, max_steps: int) -> AffineSpec:
         return _spec(self.activation, solver, stop, max_steps, self.lipschitz >= 1)
@@ -108,6 +143,47 @@ class AffineEquation:
         finite = fx.isfinite().all(1) | other.isfinite().all(1)
         if bool((finite & ~near).any()):
             raise NotAffineError("elsewhere it has other values or derivatives than this form")
+
+
+class _EquationGradient(torch.autograd.Function):
+    """Returns the solution, with the gradients by v and A of the implicit function theorem."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, v: Tensor, A: Tensor, x: Tensor, saved: Tensor, spec: AffineSpec, solve: Solve,
+        options: SolveOptions,
+    ) -> Tensor:  # fmt: skip
+        ctx.solved, ctx.graph = (
+            (saved, spec, solve, options),
+            (v, A),
+        )  # what `saved` holds, and where it comes from
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (saved, spec, solve, options), (g,), needed = ctx.solved, gradients, torch.is_grad_enabled()
+        with torch.no_grad():
+            *results, iterates = NUMBA.adjoint_small(spec, saved, g, ctx.needs_input_grad[1])
+            first = (max_norm(g) > 0).to(g.dtype)
+            if _unusual(iterates, first, first, options.stop):
+                *results, iterates = _adjoint_by_loop(saved, spec.activation, g, options)
+        solve.note_adjoint(iterates, options)
+        if needed:
+            pairs = zip(results, ctx.graph, strict=True)
+            results = [None if one is None else FirstOnly.apply(one, like) for one, like in pairs]
+        return *results, None, None, None, None, None
+
+
+def _adjoint_by_loop(
+    saved: Tensor, activation: Activation, g: Tensor, options: SolveOptions
+) -> tuple[Tensor, Tensor, Iterates]:
+    """Computes what `Numba.adjoint_small` does, by the plain loop."""
+    x, v, A = saved_matrices(saved, *g.shape)
+    scale, slope = row_scale(g), activation.slope_at(torch.addmm(v, x, A.mT))
+    f = LinearMap(lambda w: (slope * w) @ A, g / scale, torch.finfo(g.dtype).eps)
+    iterates = iterate(f, torch.zeros_like(g), options.solver, options.stop, options.max_steps)
+    y = slope * iterates.value * scale
+    return y, y.mT @ x, iterates
 
 
 def _unusual(iterates: Iterates, scale: Tensor, first: Tensor, stop: Stopping) -> bool:
@@ -133,17 +209,19 @@ def affine_equation(f: FunctionMap, x: Tensor, solver: Solver, stop: Stopping, m
         raise NotAffineError("states are not rows of one tensor")
     before = torch.get_rng_state()
     try:
-        with _Operations(torch.zeros_like(x)) as operations:
+        with torch.set_grad_enabled(f.differentiated), _Operations(torch.zeros_like(x)) as operations:
             result = f.function(operations.state, *f.inputs)
     except Exception as error:  # the loop meets it where it matters
         raise NotAffineError(f"it raises {type(error).__name__} at x = 0") from error
     if not torch.equal(before, torch.get_rng_state()):
         raise NotAffineError("it draws random numbers")
     A, v, activation = operations.equation(result)
+    graph = v, A
+    A, v = A.detach().clone(), v.detach()  # parameters may change before residuals are asked for
     spec = _spec(activation, solver, stop, max_steps, True)
     if reason := NUMBA.why_not(spec, (A,)):
         raise NotAffineError(reason, passing=not NUMBA.no_kernel(spec, (A,)))
-    return AffineEquation(f, A, v, activation, activation.lipschitz() * float(A.abs().sum(1).amax()))
+    return AffineEquation(f, graph, A, v, activation, activation.lipschitz() * float(A.abs().sum(1).amax()))
 
 
 class _Operations(TorchFunctionMode):
@@ -156,6 +234,7 @@ class _Operations(TorchFunctionMode):
     def __init__(self, state: Tensor) -> None:
         super().__init__()
         self.state, self.reason = state, ""  # why the function is not of this form
+        self.differentiated = torch.is_grad_enabled()
         # By the id of a result; the results are kept, so that no id is used twice.
         self.sums: dict[int, tuple[Tensor, Tensor | None]] = {id(state): (state, None)}  # with A; None: identity
         self.images: dict[int, tuple[Tensor, tuple[Tensor, Tensor, Activation]]] = {}
@@ -170,8 +249,7 @@ class _Operations(TorchFunctionMode):
             A, v, activation = self._matrix(result), result, get_activation("identity")
         else:
             raise NotAffineError("its result does not depend on x")
-        A = A.clone()  # parameters may change before residuals are asked for
-        alike = all(type(value) is Tensor and value.layout == torch.strided for value in (A, v))
+        alike = all(type(value) in (Tensor, nn.Parameter) and value.layout == torch.strided for value in (A, v))
         fits = A.shape == 2 * v.shape[1:] and A.dtype == v.dtype == self.state.dtype and v.device == A.device
         if not alike or not fits or v.shape != self.state.shape:
             raise NotAffineError("A or v is not a plain tensor of the shape, dtype and device of x")
@@ -188,6 +266,8 @@ class _Operations(TorchFunctionMode):
         if name in QUESTIONS or (name == "__get__" and getattr(owner, "__name__", "") in PROPERTIES):
             return result
         try:
+            if torch.is_grad_enabled() != self.differentiated:
+                raise NotAffineError("a part of it is not differentiated")
             matrix = self._after(name, args, options)
             if isinstance(matrix, Activation):
                 self.images[id(result)] = result, (self._matrix(args[0]), args[0], matrix)

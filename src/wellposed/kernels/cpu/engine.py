@@ -17,6 +17,7 @@ steps alone (`handover_after`, a rule from `benchmarks.solve.solver_choice`), ne
 import contextlib
 import functools
 import importlib.util
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -647,9 +648,7 @@ class Numba:
         if outcome < Status.MAX_STEPS:
             return gradients
         (x, _, A), levels = saved_matrices(saved, batch, n), saved[-n:]
-        start, size = kernels("layer").aligned(9 * batch), batch * (3 * n + 1) * g.element_size()
-        parts = work[start : start + size].view(g.dtype).split([batch * n] * 3 + [batch])
-        offset, d, y, scale = (part.view(batch, -1) for part in parts)
+        offset, d, y, scale = adjoint_parts(work, batch, n, g.dtype)
         iterates = _iterates(work, A.t(), offset, d, y, plan.passes.backward)
         iterates = self._finish_adjoint(spec, A.t(), d, offset, scale, iterates)
         report(iterates, options.on_failure, solve="adjoint solve", max_steps=options.max_steps)
@@ -658,6 +657,41 @@ class Numba:
         products += [lambda: self.project_rows_backward(W, levels, torch.mm(y.t(), x))]
         products += [lambda: y.t() @ u, lambda: g.t() @ x, lambda: g.t() @ u, lambda: y.sum(0)]
         return [product() if need else None for product, need in zip(products, needs, strict=True)]
+
+    # A small equation alone: a model whose inputs are v and whose outputs are its states.
+
+    def solve_small(self, spec: AffineSpec, A: Tensor, v: Tensor) -> tuple[Iterates, Tensor]:
+        """Solves a small equation from zero; returns also what `adjoint_small` needs, the result among it.
+
+        Raises:
+            NotFiniteError: as `forward_layer`.
+        """
+        (batch, n), plan = v.shape, _plan_layer(spec, v.shape[1], v.dtype)
+        saved, sizes = torch.empty((2 * batch + n + 1) * n, dtype=v.dtype), (batch, n, n, n)
+        tensors = v, A, None, None, None, None
+        outcome, work = run_fused(plan, plan.forward, sizes, math.inf, tensors, NO_GRADIENTS, saved, saved)
+        x, v, A = saved_matrices(saved, batch, n)
+        return _iterates(work, A, v, None, x, plan.passes.forward, outcome), saved
+
+    def adjoint_small(
+        self, spec: AffineSpec, saved: Tensor, g: Tensor, by_matrix: bool
+    ) -> tuple[Tensor, Tensor | None, Iterates]:  # fmt: skip
+        """Solves the backward equation of `solve_small`.
+
+        Returns:
+            the gradient by v, that by A if it is wanted, and the iterates ``w = A'dw + g`` on scaled rows of g.
+        """
+        (batch, n), plan, g = g.shape, _plan_layer(spec, g.shape[1], g.dtype), g.contiguous()
+        x, v, A = saved_matrices(saved, batch, n)
+        by_v, by_A = torch.empty_like(g), torch.empty_like(A) if by_matrix else None
+        tensors, wanted = (v, A, None, None, None, None), (by_v, by_A, None, None, None, None)
+        outcome, work = run_fused(plan, plan.backward, (batch, n, n, n), math.inf, tensors, wanted, g, saved)
+        offset, d, y, scale = adjoint_parts(work, batch, n, g.dtype)
+        if outcome >= Status.MAX_STEPS:  # products were not computed
+            by_v = y * scale
+            by_A = by_v.t() @ x if by_matrix else None
+        w = torch.addmm(g, by_v, A).div_(scale)
+        return by_v, by_A, _iterates(work, A.t(), offset, d, w, plan.passes.backward, outcome)
 
     def _report(self, iterates: Iterates, saved: tuple[Any, ...], options: SolveOptions, solve: str) -> Finished:
         if iterates.worst >= Status.MAX_STEPS:
@@ -773,12 +807,22 @@ def saved_matrices(saved: Tensor, batch: int, n: int) -> tuple[Tensor, Tensor, T
     return x, v, A
 
 
-def _iterates(work: Tensor, A: Tensor, v: Tensor, d: Tensor | None, value: Tensor, spec: KernelSpec) -> Iterates:
+def adjoint_parts(work: Tensor, batch: int, n: int, dtype: torch.dtype) -> list[Tensor]:
+    """Returns offset, d and y of the backward solve inside `cpu.layer`, and what the rows were scaled by."""
+    start, size = kernels("layer").aligned(9 * batch), batch * (3 * n + 1) * dtype.itemsize
+    parts = work[start : start + size].view(dtype).split([batch * n] * 3 + [batch])
+    return [part.view(batch, -1) for part in parts]
+
+
+def _iterates(
+    work: Tensor, A: Tensor, v: Tensor, d: Tensor | None, value: Tensor, spec: KernelSpec,
+    worst: int = Status.NONFINITE,
+) -> Iterates:  # fmt: skip
     """Returns the result of the solve inside `cpu.layer`."""
     batch = len(value)
     retrace = lambda: run_kernel(A, v, d, None, spec, trace=True).residuals  # noqa: E731
     status, steps = work[8 * batch : 9 * batch].view(torch.int8), work[: 8 * batch].view(torch.int64)
-    return Iterates(value, status, steps, retrace)
+    return Iterates(value, status.clone(), steps.clone(), retrace, worst)  # `work` is not kept
 
 
 def row_stride(elements: int, itemsize: int) -> int:

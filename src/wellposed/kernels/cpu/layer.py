@@ -140,7 +140,10 @@ def begin_forward(
     n, p, like = v.shape[1], u.shape[1], v
     W, B = array_at(tensors[1], (n, n), like), array_at(tensors[2], (n, p), like)
     shrink(W, A, levels, radius, eps)
-    product(room, width, u, False, B, True, v, False)
+    if tensors[2] == 0:
+        v[:] = u
+    else:
+        product(room, width, u, False, B, True, v, False)
     if tensors[5] != 0:
         bias = array_at(tensors[5], (n,), like)
         for s in range(v.shape[0]):
@@ -247,7 +250,10 @@ def write_gradients(
     )
     if gradients[0] != 0:
         by_u = array_at(gradients[0], (batch, p), like)
-        product(room, width, y, False, B, False, by_u, False)
+        if tensors[2] == 0:
+            by_u[:] = y
+        else:
+            product(room, width, y, False, B, False, by_u, False)
         if tensors[4] != 0:
             product(room, width, g, False, D, False, by_u, True)
     if gradients[1] != 0:
@@ -308,7 +314,7 @@ def _make_layer(key: int) -> Any:
         """Computes outputs, or gradients from those of the outputs.
 
         Args:
-            tensors: addresses of u, W, B, C, D and bias.
+            tensors: addresses of u, W, B, C, D and bias; without B inputs are v, without C outputs are states.
             gradients: addresses of their gradients, as far as they are wanted.
             y: address of the outputs, or of their gradient.
             saved, work: addresses of the buffers.
@@ -330,7 +336,10 @@ def _make_layer(key: int) -> Any:
         none, outputs = array_at(work, (0, n), like), array_at(y, (batch, q), like)
         u, C = array_at(tensors[0], (batch, p), like), array_at(tensors[3], (q, n), like)
         if backward:
-            product(room, width, outputs, False, C, False, offset, False)
+            if tensors[3] == 0:
+                offset[:] = outputs
+            else:
+                product(room, width, outputs, False, C, False, offset, False)
             d[:] = v
             product(room, width, x, False, A, True, d, True)
             prepare_adjoint(d, offset, kind, slope, d, offset, scale)
@@ -345,6 +354,8 @@ def _make_layer(key: int) -> Any:
         if worst >= STAGNATED and counts.goes_on and n <= DIRECT:
             worst = finish_samples(A, backward, offset, d, value, status, steps, np.empty(batch), numbers)
         if worst >= MAX_STEPS:
+            return worst
+        if not backward and tensors[3] == 0:
             return worst
         if not backward:
             product(room, width, x, False, C, True, outputs, False)
