@@ -344,7 +344,6 @@ class CompiledLoop:
         self.warned: set[str] = set()
         self.not_affine: dict[Hashable, str] = {}  # why the function has not the form phi(Ax + v)
         self.recognised = 0  # how often it had, in solves to be differentiated
-        self.differs = False  # whether its derivative was found to be another
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = functools.partial(type(self), recognises=self.recognises)
@@ -401,19 +400,23 @@ class CompiledLoop:
             if source.equation is None:
                 source.equation = kernels.affine_equation(source, x, *options)
                 self.recognised += source.differentiated
-                source.equation.compares = self.differs or self.recognised & (self.recognised - 1) == 0
+                source.equation.compares = source.differentiated and self.recognised.bit_count() == 1
             equation = source.equation
             iterates = equation.adjoint(f, point[0], x, *options) if point else equation.solve(x, *options)
         except kernels.NotAffineError as error:
-            self.differs |= bool(point)
+            source.equation = None
             if not error.passing:
                 self.not_affine[key] = str(error)
                 return None
             self.latest[kind] = f"not compiled: {error}"
             return otherwise(f, x, *options)
-        if iterates is not None:
-            self.latest[kind] = f"compiled: as {equation}"
-        return cast(Iterates | None, iterates)
+        if iterates is None:
+            source.equation = None
+            return None
+        self.latest[kind] = f"compiled: as {equation}"
+        if equation.saved is not None and source.differentiated:
+            self.latest["backward"] = self.latest[kind]  # unless it goes another way
+        return cast(Iterates, iterates)
 
     def _compile(self, key: tuple[Chunk, bool, torch.device], f: Map, x: Tensor) -> _Program:
         """Makes a program of a cycle of steps or of one evaluation, whatever pays for a map of its cost."""

@@ -3,8 +3,8 @@
 The function is run once, at x = 0, while torch reports its operations. Products of x with matrices add up to A,
 and the argument of the activation at zero is v. After an operation on x that is not in the tables below the
 function counts as not recognised. What torch does not report (scripted code, custom derivatives, threads) cannot
-do harm: at its solution every equation is compared with the function itself, and with its derivative in the first
-backward passes of a function, then ever more rarely.
+do harm: at its solution every equation is compared with the function itself. Derivatives are compared in the first
+two solves of a function that are differentiated, then ever more rarely.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from wellposed.activations import Activation, get_activation
@@ -55,7 +56,7 @@ class AffineEquation:
     Attributes:
         graph: v and A as f has computed them, with what they depend on; A and v are without.
         lipschitz: bounds the Lipschitz constant of f, by ``|A|_inf``.
-        compares: whether the derivative of f is compared with that of the equation.
+        compares: whether its derivative at the solution is compared with that of f.
         saved: what the backward pass of a small equation needs, once it is solved from zero.
     """
 
@@ -65,7 +66,7 @@ class AffineEquation:
     v: Tensor  # (B, n)
     activation: Activation
     lipschitz: float
-    compares: bool = True
+    compares: bool = False
     saved: Tensor | None = None
 
     def __str__(self) -> str:
@@ -84,6 +85,8 @@ class AffineEquation:
             iterates = NUMBA.solve(spec, (self.A,), self.v, start)
         x = iterates.value
         self._compare(self.f, x, stop, lambda: self.activation.function(self._argument(x)))
+        if self.compares:
+            self._compare_derivatives(x)
         if start is None and self.lipschitz < 0.999:  # |f(0)| / (1 + L) <= |x| <= |f(0)| / (1 - L)
             return iterates
         first = max_norm(self.activation.function(self.v) if start is None else self.f(x0) - x0)
@@ -113,9 +116,9 @@ class AffineEquation:
     def attach(self, x: Tensor, solve: Solve, options: SolveOptions) -> Tensor | None:
         """Returns the solution with its gradient; None if that of f itself has to be taken.
 
-        That is so where the equation is not small or solved from elsewhere, and where derivatives are compared.
+        That is so where the equation is not small, is solved from elsewhere than zero or has hooks.
         """
-        if self.saved is None or self.compares or solve.hooks is not None:
+        if self.saved is None or solve.hooks is not None:
             return None
         v, A = self.graph
         if not (v.requires_grad or A.requires_grad):
@@ -143,6 +146,26 @@ class AffineEquation:
         finite = fx.isfinite().all(1) | other.isfinite().all(1)
         if bool((finite & ~near).any()):
             raise NotAffineError("elsewhere it has other values or derivatives than this form")
+
+    def _compare_derivatives(self, x: Tensor) -> None:
+        """Raises unless ``J'w`` is ``A'dw`` up to rounding, for a w that avoids corners of phi."""
+        z, eps = self._argument(x), self.f.eps(x)
+        near = z.abs() <= 64 * eps * (max_norm(z) + max_norm(x))[:, None]
+        w = torch.linspace(0.5, 1.5, x.shape[1], dtype=x.dtype).expand_as(x).masked_fill(near, 0)
+        mine = (self.activation.slope_at(z) * w) @ self.A
+        # Hooks of the caller, such as those of checkpointing, are not to see this graph.
+        with torch.enable_grad(), saved_tensors_hooks(_same, _same):
+            point = x.detach().clone().requires_grad_()
+            (other,) = torch.autograd.grad(self.f(point), point, w, allow_unused=True)
+        other = torch.zeros_like(x) if other is None else other
+        size = 1.5 * float(self.A.abs().sum(0).amax()) if x.shape[1] else 0.0
+        finite = mine.isfinite() & other.isfinite()
+        if bool((finite & ((mine - other).abs() > 16 * x.shape[1] ** 0.5 * eps * (1 + size))).any()):
+            raise NotAffineError("its derivative is another than that of this form")
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 class _EquationGradient(torch.autograd.Function):

@@ -661,7 +661,7 @@ class Numba:
     # A small equation alone: a model whose inputs are v and whose outputs are its states.
 
     def solve_small(self, spec: AffineSpec, A: Tensor, v: Tensor) -> tuple[Iterates, Tensor]:
-        """Solves a small equation from zero; returns also what `adjoint_small` needs, the result among it.
+        """Solves a small equation from zero; returns also what `adjoint_small` needs.
 
         Raises:
             NotFiniteError: as `forward_layer`.
@@ -671,7 +671,8 @@ class Numba:
         tensors = v, A, None, None, None, None
         outcome, work = run_fused(plan, plan.forward, sizes, math.inf, tensors, NO_GRADIENTS, saved, saved)
         x, v, A = saved_matrices(saved, batch, n)
-        return _iterates(work, A, v, None, x, plan.passes.forward, outcome), saved
+        # A copy: whoever writes the value to a file would write the whole buffer.
+        return _iterates(work, A, v, None, x.clone(), plan.passes.forward, outcome), saved
 
     def adjoint_small(
         self, spec: AffineSpec, saved: Tensor, g: Tensor, by_matrix: bool
