@@ -380,3 +380,37 @@ def test_generated_code(solver):
         gradients.append(torch.autograd.grad(solution.value.sum(), W)[0])
     assert torch.allclose(*gradients, rtol=1e-3)
     assert "backward compiled" in compiled.loop_of(f).explain()
+
+
+@pytest.mark.slow
+def test_derivatives_that_cannot_be_compiled_are_those_of_autograd(monkeypatch):
+    monkeypatch.setattr(compiled, "CHEAP", torch.inf)
+    traced = compiled.Chunk._map
+
+    def without_derivative(chunk, function, inputs, point):
+        if point:
+            raise RuntimeError("no derivative")
+        return traced(chunk, function, inputs, point)
+
+    monkeypatch.setattr(compiled.Chunk, "_map", without_derivative)
+    loop, u = CompiledLoop("eager", recognises=False), torch.linspace(-1, 1, 12).view(2, 6).requires_grad_()
+    found, wanted = both(loop, mixed, torch.zeros(2, 6), u, torch.full((2, 1), 0.5), solver="picard")
+    gradients = [torch.autograd.grad(solution.value.sum(), u)[0] for solution in (found, wanted)]
+    assert "forward compiled" in loop.explain() and "backward compiled" in loop.explain()
+    assert torch.allclose(*gradients, rtol=1e-5) and "by 1" in loop.explain().splitlines()[1]
+
+
+@pytest.mark.slow
+def test_a_program_does_not_become_one_for_all_sizes_since_others_have_other_sizes(monkeypatch):
+    monkeypatch.setattr(compiled, "CHEAP", torch.inf)
+    sizes, fallback = [], compiled._Recorder.__call__
+
+    def noted(recorder, graph, inputs):
+        sizes.append(sum(isinstance(one, torch.SymInt) for one in inputs))
+        return fallback(recorder, graph, inputs)
+
+    monkeypatch.setattr(compiled._Recorder, "__call__", noted)
+    loop = CompiledLoop("eager", recognises=False)
+    for n in (3, 5, 6):
+        fixed_point(lambda x: torch.cos(x) / 2, torch.zeros(4, n), solver="picard", loop=loop)
+    assert sizes == [0, 0, 0]

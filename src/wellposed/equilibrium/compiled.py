@@ -7,6 +7,7 @@ a state that runs off, the plain loop takes over where the chunk began.
 """
 
 import functools
+import itertools
 import threading
 import time
 import types
@@ -31,6 +32,7 @@ from wellposed.equilibrium.tracing import under_forward_mode, under_transform
 from wellposed.errors import InputError, require
 
 KEEP = 64  # programs of a loop, the most recently used
+NUMBERS = itertools.count()  # of programs
 
 # x, the state of the solver, value, status and steps (2, B), scales (4, B) and the number of steps taken
 Carry = tuple[Tensor, tuple[Tensor, ...], Tensor, Tensor, Tensor, Tensor]
@@ -204,8 +206,10 @@ class _Program:
         self.size, self.solver, self.given, self.stepped = chunk.size, solver, given, chunk.solver is None
         self.rows = 0  # of the first batch
         call = Chunk.__call__
-        # A code object of its own, since torch keeps and searches the programs of one code together.
-        own = types.FunctionType(call.__code__.replace(), call.__globals__, "chunk")
+        # A code of its own: torch keeps and searches the programs of one code together, and where codes of one
+        # name and line were called with several sizes, it makes these variables of every later program.
+        name = f"chunk_{next(NUMBERS)}"
+        own = types.FunctionType(call.__code__.replace(co_name=name), call.__globals__, name)
         # Calls of many small kernels from Python would cost most.
         options = {"config_patches": {"cpp_wrapper": not self.stepped}} if backend == "inductor" else {}
         self.recorder, bound = _Recorder(backend, **options), types.MethodType(own, chunk)
@@ -370,7 +374,13 @@ class CompiledLoop:
                 reason = self.reasons.get(key, "")
                 if not reason:
                     program = self.programs.get(key) or self._compile(key, f, x)
-                    iterates, text = program.solve(f, x, stop, max_steps)
+                    try:
+                        iterates, text = program.solve(f, x, stop, max_steps)
+                    except Exception:
+                        if program.given or not point:
+                            raise
+                        program = self._compile(key, f, x, derives=False)  # the derivative may be the obstacle
+                        iterates, text = program.solve(f, x, stop, max_steps)
                     self.latest[kind] = f"compiled: {text}"
                     return iterates
             except Exception as error:  # whatever is wrong with the map itself, the plain loop will say
@@ -418,15 +428,22 @@ class CompiledLoop:
             self.latest["backward"] = self.latest[kind]  # unless it goes another way
         return cast(Iterates, iterates)
 
-    def _compile(self, key: tuple[Chunk, bool, torch.device], f: Map, x: Tensor) -> _Program:
-        """Makes a program of a cycle of steps or of one evaluation, whatever pays for a map of its cost."""
+    def _compile(
+        self, key: tuple[Chunk, bool, torch.device], f: Map, x: Tensor, *, derives: bool = True
+    ) -> _Program:
+        """Makes a program of a cycle of steps or of one evaluation, whatever pays for a map of its cost.
+
+        Args:
+            derives: whether a program may compute derivatives.
+        """
         chunk, forward, _ = key
         solver, given = chunk.solver, False
         assert solver is not None
-        if not forward:  # a program computes the derivative anew
+        if not forward:
             source, point = _source(f)
             _seconds(source, point[0], 1)
-        if solver.cycle == 0 or _seconds(f, x) >= CHEAP:
+        # A program of several steps saves what torch does around a step; backward it computes the derivative anew.
+        if solver.cycle == 0 or not derives or _seconds(f, x) >= (CHEAP if forward else CHEAP / 2):
             chunk, given = replace(chunk, solver=None, size=1), not forward
         if given:  # products with the derivative reuse what autograd has stored, and only the verdict is compiled
             chunk = replace(chunk, packing=replace(Packing.of(x), batch=0), precision=None)
