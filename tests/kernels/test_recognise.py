@@ -1,6 +1,8 @@
 """Functions of the form phi(Ax + v), however they are written, against the plain loop and a dense solve."""
 
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -398,6 +400,42 @@ def test_solutions_hold_no_more_than_their_values():
         with torch.set_grad_enabled(enabled):
             value = third(lambda x, v: torch.tanh(F.linear(x, A) + v), V).value
         assert value.untyped_storage().nbytes() == value.numel() * value.element_size()
+
+
+def test_what_a_solve_has_used_is_freed_with_its_solution():
+    inputs = V.clone().requires_grad_()
+    solution = fixed_point(
+        lambda x, v: torch.tanh(x @ A.mT + v), torch.zeros_like(V), inputs, loop=CompiledLoop(BACKEND)
+    )
+    solution.value.sum().backward()
+    inside = weakref.ref(inputs)
+    gc.disable()  # nothing may wait for the collector of cycles
+    try:
+        del solution, inputs
+        assert inside() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("n", [3, 60])
+@pytest.mark.parametrize("norm", [0.3, 0.99])
+def test_backward_solves_of_contractions_neither_run_off_nor_decay(n, norm, monkeypatch):
+    """The plain loop need not be asked about these: |g| / (1 + nL) <= |w| <= n |g| / (1 - L)."""
+    generator = torch.Generator().manual_seed(n)
+    A = torch.zeros(n, n, dtype=torch.float64)
+    A[:, 0] = norm  # the largest column sums that the norm allows
+    sizes = []
+    monkeypatch.setattr(recognise, "_unusual", lambda *_: pytest.fail("asked"))
+    for sign in (1, -1):
+        v = torch.rand(4, n, generator=generator, dtype=torch.float64).requires_grad_()
+        solution = fixed_point(
+            lambda x, v, A=sign * A: x @ A.mT + v, torch.zeros_like(v), v, loop=CompiledLoop(BACKEND)
+        )
+        solution.value.sum().backward()
+        exact = torch.linalg.solve(torch.eye(n) - sign * A.mT, torch.ones(n, dtype=torch.float64))
+        torch.testing.assert_close(v.grad, exact.expand_as(v), rtol=1e-8, atol=1e-8)
+        sizes.append(exact.abs().max())
+    assert 1 / (1 + n * norm) <= min(sizes) and max(sizes) <= n / (1 - norm)
 
 
 def test_second_derivatives_are_refused():

@@ -412,7 +412,7 @@ class CompiledLoop:
                 self.recognised += source.differentiated
                 source.equation.compares = source.differentiated and self.recognised.bit_count() == 1
             equation = source.equation
-            iterates = equation.adjoint(f, point[0], x, *options) if point else equation.solve(x, *options)
+            iterates = equation.adjoint(f, point[0], x, *options) if point else equation.solve(source, x, *options)
         except kernels.NotAffineError as error:
             source.equation = None
             if not error.passing:

@@ -52,12 +52,8 @@ class Implicit(Gradient):
 
     def adjoint_options(self, options: SolveOptions) -> SolveOptions:
         """Returns the options of the backward solve."""
-        return replace(
-            options,
-            solver=self.solver or options.solver,
-            stop=self.stop or options.stop.adjoint(),
-            max_steps=self.max_steps or options.max_steps,
-        )
+        solver, stop = self.solver or options.solver, self.stop or options.stop.adjoint()
+        return SolveOptions(solver, stop, self.max_steps or options.max_steps, options.on_failure)
 
     def solve(self, f: Map, x0: Tensor, solve: Solve) -> tuple[Tensor, Iterates]:
         if under_functorch():

@@ -62,6 +62,8 @@ class Packing:
 
     def pack(self, state: State) -> Tensor:  # (B, n)
         """Flattens a state."""
+        if self.plain and isinstance(state, Tensor):
+            return state
         tensors = (state,) if isinstance(state, Tensor) else state
         flat = [tensor.reshape(tensor.shape[0], math.prod(tensor.shape[1:])) for tensor in tensors]
         return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)

@@ -51,7 +51,7 @@ class NotAffineError(Exception):
 
 @dataclass(eq=False)
 class AffineEquation:
-    """The equation ``x = phi(Ax + v)`` of a function f.
+    """The equation ``x = phi(Ax + v)`` of a function f, which is not kept: it keeps the equation.
 
     Attributes:
         graph: v and A as f has computed them, with what they depend on; A and v are without.
@@ -60,7 +60,6 @@ class AffineEquation:
         saved: what the backward pass of a small equation needs, once it is solved from zero.
     """
 
-    f: FunctionMap
     graph: tuple[Tensor, Tensor]
     A: Tensor  # (n, n)
     v: Tensor  # (B, n)
@@ -72,7 +71,7 @@ class AffineEquation:
     def __str__(self) -> str:
         return f"x = {self.activation.name}(Ax + v) by {NUMBA.name}"
 
-    def solve(self, x0: Tensor, solver: Solver, stop: Stopping, max_steps: int) -> Iterates | None:
+    def solve(self, f: FunctionMap, x0: Tensor, solver: Solver, stop: Stopping, max_steps: int) -> Iterates | None:
         """Solves the forward equation; None where the plain loop might judge otherwise.
 
         Raises:
@@ -84,12 +83,12 @@ class AffineEquation:
         if iterates is None:
             iterates = NUMBA.solve(spec, (self.A,), self.v, start)
         x = iterates.value
-        self._compare(self.f, x, stop, lambda: self.activation.function(self._argument(x)))
+        self._compare(f, x, stop, lambda: self.activation.function(self._argument(x)))
         if self.compares:
-            self._compare_derivatives(x)
+            self._compare_derivatives(f, x)
         if start is None and self.lipschitz < 0.999:  # |f(0)| / (1 + L) <= |x| <= |f(0)| / (1 - L)
             return iterates
-        first = max_norm(self.activation.function(self.v) if start is None else self.f(x0) - x0)
+        first = max_norm(self.activation.function(self.v) if start is None else f(x0) - x0)
         return None if _unusual(iterates, max_norm(x0) + first, first, stop) else iterates
 
     def adjoint(
@@ -126,7 +125,10 @@ class AffineEquation:
         spec = self._spec(options.solver, options.stop, options.max_steps)
         if NUMBA.no_kernel(spec, (self.A,)):
             return None
-        value: Tensor = _EquationGradient.apply(v, A, x, self.saved, spec, solve, options)
+        n, L = x.shape[1], self.lipschitz
+        # In the 1-norm A'd contracts by L, so that |g| / (1 + nL) <= |w| <= n |g| / (1 - L) in the largest entry.
+        usual = 1 + n * L < 1e3 and n < RUN_OFF * (1 - L)
+        value: Tensor = _EquationGradient.apply(v, A, x, self.saved, spec, solve, options, usual)
         return value
 
     def _spec(self, solver: Solver, stop: Stopping, max_steps: int) -> AffineSpec:
@@ -147,16 +149,16 @@ class AffineEquation:
         if bool((finite & ~near).any()):
             raise NotAffineError("elsewhere it has other values or derivatives than this form")
 
-    def _compare_derivatives(self, x: Tensor) -> None:
+    def _compare_derivatives(self, f: FunctionMap, x: Tensor) -> None:
         """Raises unless ``J'w`` is ``A'dw`` up to rounding, for a w that avoids corners of phi."""
-        z, eps = self._argument(x), self.f.eps(x)
+        z, eps = self._argument(x), f.eps(x)
         near = z.abs() <= 64 * eps * (max_norm(z) + max_norm(x))[:, None]
         w = torch.linspace(0.5, 1.5, x.shape[1], dtype=x.dtype).expand_as(x).masked_fill(near, 0)
         mine = (self.activation.slope_at(z) * w) @ self.A
         # Hooks of the caller, such as those of checkpointing, are not to see this graph.
         with torch.enable_grad(), saved_tensors_hooks(_same, _same):
             point = x.detach().clone().requires_grad_()
-            (other,) = torch.autograd.grad(self.f(point), point, w, allow_unused=True)
+            (other,) = torch.autograd.grad(f(point), point, w, allow_unused=True)
         other = torch.zeros_like(x) if other is None else other
         size = 1.5 * float(self.A.abs().sum(0).amax()) if x.shape[1] else 0.0
         finite = mine.isfinite() & other.isfinite()
@@ -174,27 +176,37 @@ class _EquationGradient(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, v: Tensor, A: Tensor, x: Tensor, saved: Tensor, spec: AffineSpec, solve: Solve,
-        options: SolveOptions,
+        options: SolveOptions, usual: bool,
     ) -> Tensor:  # fmt: skip
-        ctx.solved, ctx.graph = (
-            (saved, spec, solve, options),
-            (v, A),
-        )  # what `saved` holds, and where it comes from
+        ctx.solved = saved, spec, solve, options, usual
+        ctx.graph = v, A  # `saved` holds what these had computed
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (saved, spec, solve, options), (g,), needed = ctx.solved, gradients, torch.is_grad_enabled()
+        (saved, spec, solve, options, usual), (g,), needed = ctx.solved, gradients, torch.is_grad_enabled()
         with torch.no_grad():
-            *results, iterates = NUMBA.adjoint_small(spec, saved, g, ctx.needs_input_grad[1])
-            first = (max_norm(g) > 0).to(g.dtype)
-            if _unusual(iterates, first, first, options.stop):
-                *results, iterates = _adjoint_by_loop(saved, spec.activation, g, options)
+            *results, worst, make = NUMBA.adjoint_small(spec, saved, g, ctx.needs_input_grad[1])
+            iterates: Any = _Deferred(worst, make)
+            if not usual:
+                first = (max_norm(g) > 0).to(g.dtype)
+                if _unusual(iterates, first, first, options.stop):
+                    *results, iterates = _adjoint_by_loop(saved, spec.activation, g, options)
         solve.note_adjoint(iterates, options)
         if needed:
             pairs = zip(results, ctx.graph, strict=True)
             results = [None if one is None else FirstOnly.apply(one, like) for one, like in pairs]
-        return *results, None, None, None, None, None
+        return *results, None, None, None, None, None, None
+
+
+class _Deferred:
+    """Stands for iterates of which seldom more than the largest status is asked for."""
+
+    def __init__(self, worst: int, make: Callable[[], Iterates]) -> None:
+        self.worst, self.made = worst, functools.cache(make)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.made(), name)
 
 
 def _adjoint_by_loop(
@@ -244,7 +256,7 @@ def affine_equation(f: FunctionMap, x: Tensor, solver: Solver, stop: Stopping, m
     spec = _spec(activation, solver, stop, max_steps, True)
     if reason := NUMBA.why_not(spec, (A,)):
         raise NotAffineError(reason, passing=not NUMBA.no_kernel(spec, (A,)))
-    return AffineEquation(f, graph, A, v, activation, activation.lipschitz() * float(A.abs().sum(1).amax()))
+    return AffineEquation(graph, A, v, activation, activation.lipschitz() * float(A.abs().sum(1).amax()))
 
 
 class _Operations(TorchFunctionMode):

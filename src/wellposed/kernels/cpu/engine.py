@@ -624,7 +624,7 @@ class Numba:
             return y, saved
         x, v, A = saved_matrices(saved, batch, n)
         if outcome < kernels("layer").OUTPUTS:
-            iterates = _iterates(work, A, v, None, x, plan.passes.forward)
+            iterates = _iterates(work, lambda: (A, v, None), x, plan.passes.forward)
             iterates = self._finish_forward(spec, A, v, iterates)
             report(iterates, options.on_failure, solve="equilibrium", max_steps=options.max_steps)
             x.copy_(iterates.value)
@@ -649,7 +649,7 @@ class Numba:
             return gradients
         (x, _, A), levels = saved_matrices(saved, batch, n), saved[-n:]
         offset, d, y, scale = adjoint_parts(work, batch, n, g.dtype)
-        iterates = _iterates(work, A.t(), offset, d, y, plan.passes.backward)
+        iterates = _iterates(work, lambda: (A.t(), offset, d), y, plan.passes.backward)
         iterates = self._finish_adjoint(spec, A.t(), d, offset, scale, iterates)
         report(iterates, options.on_failure, solve="adjoint solve", max_steps=options.max_steps)
         y, products = iterates.value, list[Callable[[], Tensor]]()
@@ -670,29 +670,40 @@ class Numba:
         saved, sizes = torch.empty((2 * batch + n + 1) * n, dtype=v.dtype), (batch, n, n, n)
         tensors = v, A, None, None, None, None
         outcome, work = run_fused(plan, plan.forward, sizes, math.inf, tensors, NO_GRADIENTS, saved, saved)
-        x, v, A = saved_matrices(saved, batch, n)
+
+        def equation() -> tuple[Tensor, Tensor, None]:
+            _, v, A = saved_matrices(saved, batch, n)
+            return A, v, None
+
         # A copy: whoever writes the value to a file would write the whole buffer.
-        return _iterates(work, A, v, None, x.clone(), plan.passes.forward, outcome), saved
+        value = saved[: batch * n].view(batch, n).clone()
+        return _iterates(work, equation, value, plan.passes.forward, outcome), saved
 
     def adjoint_small(
         self, spec: AffineSpec, saved: Tensor, g: Tensor, by_matrix: bool
-    ) -> tuple[Tensor, Tensor | None, Iterates]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor | None, int, Callable[[], Iterates]]:  # fmt: skip
         """Solves the backward equation of `solve_small`.
 
         Returns:
-            the gradient by v, that by A if it is wanted, and the iterates ``w = A'dw + g`` on scaled rows of g.
+            the gradient by v, that by A if it is wanted, the largest status, and what makes the iterates
+            ``w = A'dw + g`` on scaled rows of g, which few ask for.
         """
         (batch, n), plan, g = g.shape, _plan_layer(spec, g.shape[1], g.dtype), g.contiguous()
-        x, v, A = saved_matrices(saved, batch, n)
-        by_v, by_A = torch.empty_like(g), torch.empty_like(A) if by_matrix else None
-        tensors, wanted = (v, A, None, None, None, None), (by_v, by_A, None, None, None, None)
+        by_v, by_A = torch.empty_like(g), g.new_empty(n, n) if by_matrix else None
+        tensors, wanted = (saved, saved[2 * batch * n :], *4 * [None]), (by_v, by_A, *4 * [None])
         outcome, work = run_fused(plan, plan.backward, (batch, n, n, n), math.inf, tensors, wanted, g, saved)
-        offset, d, y, scale = adjoint_parts(work, batch, n, g.dtype)
         if outcome >= Status.MAX_STEPS:  # products were not computed
-            by_v = y * scale
-            by_A = by_v.t() @ x if by_matrix else None
-        w = torch.addmm(g, by_v, A).div_(scale)
-        return by_v, by_A, _iterates(work, A.t(), offset, d, w, plan.passes.backward, outcome)
+            *_, y, scale = adjoint_parts(work, batch, n, g.dtype)
+            torch.mul(y, scale, out=by_v)
+            by_A = by_v.t() @ saved_matrices(saved, batch, n)[0] if by_matrix else None
+
+        def iterates() -> Iterates:
+            A = saved_matrices(saved, batch, n)[2]
+            offset, d, _, scale = adjoint_parts(work, batch, n, g.dtype)
+            w = torch.addmm(g, by_v, A).div_(scale)
+            return _iterates(work, lambda: (A.t(), offset, d), w, plan.passes.backward, outcome)
+
+        return by_v, by_A, outcome, iterates
 
     def _report(self, iterates: Iterates, saved: tuple[Any, ...], options: SolveOptions, solve: str) -> Finished:
         if iterates.worst >= Status.MAX_STEPS:
@@ -816,12 +827,16 @@ def adjoint_parts(work: Tensor, batch: int, n: int, dtype: torch.dtype) -> list[
 
 
 def _iterates(
-    work: Tensor, A: Tensor, v: Tensor, d: Tensor | None, value: Tensor, spec: KernelSpec,
+    work: Tensor, equation: Callable[[], tuple[Tensor, Tensor, Tensor | None]], value: Tensor, spec: KernelSpec,
     worst: int = Status.NONFINITE,
 ) -> Iterates:  # fmt: skip
-    """Returns the result of the solve inside `cpu.layer`."""
+    """Returns the result of the solve inside `cpu.layer` of the equation with some A, v and d."""
+
+    def retrace() -> Tensor:
+        A, v, d = equation()
+        return run_kernel(A, v, d, None, spec, trace=True).residuals
+
     batch = len(value)
-    retrace = lambda: run_kernel(A, v, d, None, spec, trace=True).residuals  # noqa: E731
     status, steps = work[8 * batch : 9 * batch].view(torch.int8), work[: 8 * batch].view(torch.int64)
     return Iterates(value, status.clone(), steps.clone(), retrace, worst)  # `work` is not kept
 
