@@ -355,16 +355,17 @@ class Broyden(Solver):
 def _apply(left: Tensor, right: Tensor, vector: Tensor) -> Tensor:  # (-I + sum left right') vector
     if right.shape[1] == 0:
         return -vector
-    weights = torch.bmm(right, vector[:, :, None])  # (B, k, 1)
     if vector.shape[1] <= 64 and not vector.is_cuda:  # faster than products of many small matrices
-        return (left.transpose(0, 1) * weights.transpose(0, 1)).sum(0) - vector
-    return torch.bmm(left.mT, weights)[:, :, 0] - vector
+        weights = (right.transpose(0, 1) * vector).sum(2, keepdim=True)  # (k, B, 1)
+        return (left.transpose(0, 1) * weights).sum(0) - vector
+    return torch.bmm(left.mT, torch.bmm(right, vector[:, :, None]))[:, :, 0] - vector
 
 
 def _new_column(dx: Tensor, image: Tensor) -> Tensor:  # (B, n)
     """Returns the left vector of the rank-one term that makes ``H dg = dx``; `image` is ``H dg`` before."""
     denominator = (dx * image).sum(1, keepdim=True)
-    sizes = torch.stack((dx.detach(), image.detach())).square_().sum(2, keepdim=True).sqrt_().prod(0)
+    sizes = torch.linalg.vector_norm(dx.detach(), dim=1, keepdim=True)
+    sizes = sizes * torch.linalg.vector_norm(image.detach(), dim=1, keepdim=True)
     safe = denominator.detach().abs() > 1e-8 * sizes
     if _readable(dx) and bool(safe.all()):
         return (dx - image) / denominator
