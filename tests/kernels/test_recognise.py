@@ -259,6 +259,20 @@ def test_the_function_is_recognised_again_after_a_call_with_autocast():
     assert "by numba" in loop.explain()
 
 
+@pytest.mark.parametrize("start", [0.0, 1.0])
+def test_counted_steps_give_the_gradient_of_so_many_steps(start):
+    gradients = []
+    for loop in (CompiledLoop(BACKEND), iterate):
+        W, options = A.clone().requires_grad_(), {"solver": Picard(), "stop": Steps(2)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the backward solve from elsewhere is not compiled
+            value = fixed_point(
+                lambda x, v, W=W: torch.tanh(x @ W.mT + v), torch.full_like(V, start), V, loop=loop, **options
+            ).value
+            gradients += torch.autograd.grad(value.sum(), W)
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-14)
+
+
 def test_backward_solves_take_the_steps_of_the_plain_loop():
     """They are slow, small and singular in turn; none is factorised behind the back of its solver."""
     for factor, max_steps in ((0.97, 400), (0.97, 30), (1.0, 60)):

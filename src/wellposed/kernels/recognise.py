@@ -94,7 +94,12 @@ class AffineEquation:
     def adjoint(
         self, f: LinearMap, x: Tensor, start: Tensor, solver: Solver, stop: Stopping, max_steps: int
     ) -> Iterates | None:
-        """Solves ``w = A' d w + g`` by ``y = d (A'y + g)``, of which ``w = A'y + g``; as `solve`."""
+        """Solves ``w = A' d w + g`` by ``y = d (A'y + g)``, of which ``w = A'y + g``; as `solve`.
+
+        That w is a step further than y, so where steps are counted the plain loop takes them.
+        """
+        if not stop.certifies:
+            return None
         spec, z, g = self._spec(solver, stop, max_steps), self._argument(x), f.offset
         begin = self.activation.slope_at(z) * start if bool(start.any()) else None
         iterates = NUMBA.adjoint(spec, (self.A.mT,), g, z=z, start=begin)
