@@ -120,10 +120,9 @@ def require_finite(name: str, value: Tensor) -> None:
 
 def require_all_finite(values: dict[str, Tensor]) -> None:
     """Raises if one of several tensors on one device does."""
-    total = sum(
-        value.detach().sum(dtype=torch.promote_types(value.dtype, torch.float32)) for value in values.values()
-    )
-    if math.isfinite(total):  # one read from the device; a sum that is finite has finite terms
+    sums = [value.detach().sum(dtype=torch.promote_types(value.dtype, torch.float32)) for value in values.values()]
+    # A sum that is finite has finite terms. One read from a device, where each would be a wait.
+    if all(map(math.isfinite, sums if sums[0].device.type == "cpu" else (sum(sums),))):
         return
     for name, value in values.items():
         bad = ~value.detach().isfinite()
