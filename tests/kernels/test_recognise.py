@@ -1,5 +1,6 @@
 """Functions of the form phi(Ax + v), however they are written, against the plain loop and a dense solve."""
 
+import copy
 import gc
 import warnings
 import weakref
@@ -450,6 +451,16 @@ def test_backward_solves_of_contractions_neither_run_off_nor_decay(n, norm, monk
         torch.testing.assert_close(v.grad, exact.expand_as(v), rtol=1e-8, atol=1e-8)
         sizes.append(exact.abs().max())
     assert 1 / (1 + n * norm) <= min(sizes) and max(sizes) <= n / (1 - norm)
+
+
+def test_the_record_of_a_backward_solve_can_be_copied():
+    inputs = V.clone().requires_grad_()
+    solution = fixed_point(
+        lambda x, v: torch.tanh(x @ A.mT + v), torch.zeros_like(V), inputs, loop=CompiledLoop(BACKEND)
+    )
+    solution.value.sum().backward()
+    record = copy.deepcopy(solution.adjoint_record)
+    assert record.solution.steps.tolist() == solution.adjoint.steps.tolist()
 
 
 def test_second_derivatives_are_refused():

@@ -211,6 +211,8 @@ class _Deferred:
         self.worst, self.made = worst, functools.cache(make)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked by those who copy, before there is anything
+            raise AttributeError(name)
         return getattr(self.made(), name)
 
 
