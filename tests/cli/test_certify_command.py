@@ -177,6 +177,15 @@ def test_complete_leaves_nothing_open(folder):
     assert refused.exit_code == 2 and "softplus" in refused.stderr.lower()
 
 
+@pytest.mark.parametrize("more", [(), ("--complete", "--budget", 20)])
+def test_the_page_says_whether_anything_is_left_open(folder, more):
+    result = basic("--method", "interval", "--steps", 1, "--no-widths", "--quiet", *more, epsilons=(0.1,))
+    assert result.exit_code == 0, result.output
+    text = Path("certify.html").read_text()
+    assert text.count("nothing is left open") == (2 if more else 0)
+    assert text.count("the truth lies between") + text.count("The truth lies between") == (0 if more else 2)
+
+
 def test_a_method_that_does_not_apply_says_so(folder):
     result = basic("--method", "norm")
     assert result.exit_code == 2 and "|A|_inf < 1" in result.stderr

@@ -72,8 +72,13 @@ def certificate_page(
     lead = (
         f"{percent(clean)} of {plural(count, 'sample')} have their class. If every input may move by up to "
         f"{half.epsilon:g}, {percent(half.share('certified'))} provably keep it, and "
-        f"{percent(half.share('attacked'))} keep it under the attack that was tried: the truth lies between."
     )
+    if half.share("certified") == half.share("attacked"):
+        lead += "no others do under the attack that was tried: nothing is left open."
+    else:
+        lead += (
+            f"{percent(half.share('attacked'))} keep it under the attack that was tried: the truth lies between."
+        )
     end = next((one.epsilon for one in radii if not bool(one.certified.any())), None)
     limit = f"From a radius of {end:g} on, nothing is proven." if end is not None else (
         f"At the largest radius, {radii[-1].epsilon:g}, some samples are still proven.")  # fmt: skip
@@ -113,8 +118,12 @@ def _accuracy(radii: Sequence[Radius], method: str) -> Html:
     drawn = share_chart(
         series, "Accuracy against the radius", "radius", "samples with their class", x_ticks=places
     )
+    if low == high:
+        return figure(
+            drawn, "What is proven is all that an attack (PGD) leaves, at every radius: nothing is left open."
+        )
     caption = (
-        f"Solid: proven by the method {method}. Dashed blue: what an attack (PGD) leaves. The truth is between."
+        f"Solid: proven (bounds: {method}). Dashed blue: what an attack (PGD) leaves. The truth lies between."
     )
     return figure(drawn, caption)
 
