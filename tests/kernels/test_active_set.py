@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import get_activation, leaky_relu
-from wellposed.equilibrium.affine import AffineMap
+from wellposed.equilibrium.affine import AffineMap, TransposedMap
 from wellposed.equilibrium.loop import iterate
 from wellposed.equilibrium.maps import max_norm
 from wellposed.equilibrium.solution import Status
@@ -13,7 +13,14 @@ from wellposed.equilibrium.solvers import Picard
 from wellposed.equilibrium.stopping import Absolute, Relative, Steps, default_tolerance
 from wellposed.errors import InputError
 from wellposed.kernels.cpu import newton
-from wellposed.kernels.cpu.newton import NewtonSystems, Reference, choose_references, solve_active_set
+from wellposed.kernels.cpu.newton import (
+    NewtonSystems,
+    Reference,
+    choose_references,
+    finish_adjoint,
+    finish_forward,
+    solve_active_set,
+)
 
 ACTIVATIONS = {
     "relu": get_activation("relu"),
@@ -187,6 +194,32 @@ def test_an_unreachable_tolerance_ends_at_the_rounding_of_the_map():
     assert set(found.status.tolist()) <= {int(Status.STAGNATED), int(Status.CONVERGED)}
     assert (found.status == Status.STAGNATED).any()
     assert (found.steps < 100).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("stop", [Absolute(1e-9), Relative()])
+def test_what_an_iteration_has_left_is_solved_to_the_rounding_of_float32(family, stop):
+    A, v, relu = matrix(family, 40, 0.99, torch.float32), inputs(30, 40, torch.float32), ACTIVATIONS["relu"]
+    forward = finish_forward(AffineMap((A,), v, relu), torch.zeros_like(v), stop, 200)
+    wanted = exact_state(A, v, relu)
+    eps = torch.finfo(torch.float32).eps
+    assert relative_error(forward.value, wanted) <= eps and (forward.status <= Status.STAGNATED).all()
+    g, d = inputs(30, 40, torch.float32, seed=5), relu.slope_at(wanted).float()
+    backward = finish_adjoint(A, TransposedMap((A.mT,), d, d * g, 1.0), torch.zeros_like(v), stop, 200)
+    systems = torch.eye(40).double() - d.double()[:, :, None] * A.double().mT
+    assert relative_error(backward.value, torch.linalg.solve(systems, (d * g).double())) <= eps
+    assert (backward.status <= Status.STAGNATED).all()
+    relative = type(stop) is Relative
+    assert relative == bool(
+        (forward.status == Status.CONVERGED).all() & (backward.status == Status.CONVERGED).all()
+    )
+
+
+def test_a_solution_too_large_for_float32_is_not_returned():
+    v = torch.full((1, 2), 3e38)
+    f = AffineMap((torch.tensor([[0.0, 0.9], [0.9, 0.0]]),), v, ACTIVATIONS["relu"])
+    answer = finish_forward(f, torch.zeros_like(v), Relative(), 50)
+    assert answer.status.tolist() == [Status.NONFINITE] and answer.value.isfinite().all()
 
 
 def test_the_backward_pass_reuses_the_factorisations(monkeypatch):

@@ -21,7 +21,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
@@ -217,11 +217,11 @@ def newton_handover(
     A, x, remaining = f.factors[0].detach(), iterates.value[rest], max(max_steps - limit, 1)
     with torch.no_grad():
         if isinstance(f, AffineMap):
-            start = f.v.detach()[rest]
-            answer = kernels("newton").solve_active_set(A, start, f.activation, x, stop, remaining, warm=0)
+            system = replace(f, factors=(A,), v=f.v.detach()[rest])
+            answer = kernels("newton").finish_forward(system, x, stop, remaining)
         else:
-            system = TransposedMap(f.factors, f.slope[rest], f.offset[rest], 1.0)
-            answer = kernels("newton").finish_adjoint(A.mT, system, x, stop, remaining)
+            transposed = TransposedMap(f.factors, f.slope[rest], f.offset[rest], 1.0)
+            answer = kernels("newton").finish_adjoint(A.mT, transposed, x, stop, remaining)
     steps = iterates.steps.index_add(0, rest, answer.steps)
     value = iterates.value.index_copy(0, rest, answer.value)
     final = status.index_copy(0, rest, answer.status)

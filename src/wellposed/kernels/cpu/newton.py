@@ -26,11 +26,11 @@ from wellposed.activations import Activation
 from wellposed.equilibrium.affine import AffineMap, TransposedMap
 from wellposed.equilibrium.linear import solve_rows
 from wellposed.equilibrium.loop import Iterates, iterate
-from wellposed.equilibrium.maps import max_norm
+from wellposed.equilibrium.maps import Map, max_norm
 from wellposed.equilibrium.method import SolveOptions
 from wellposed.equilibrium.solution import Status, failed
 from wellposed.equilibrium.solvers import Anderson
-from wellposed.equilibrium.stopping import Relative, Step, Stopping
+from wellposed.equilibrium.stopping import Relative, Step, Stopping, default_tolerance
 from wellposed.errors import InputError
 from wellposed.kernels.cpu.engine import run_kernel
 from wellposed.kernels.cpu.lu import aligned, collect, factorise, substitute
@@ -487,8 +487,25 @@ def _pivoted(A: Tensor, slope: Tensor, right: Tensor, transpose: bool = False) -
     return torch.cat(solutions)
 
 
+def finish_forward(f: AffineMap, x: Tensor, stop: Stopping, max_steps: int) -> Answer:
+    """Solves ``x = phi(Ax + v)`` from where an iteration has left it, in float64, which takes a step or two.
+
+    In float32 Newton's method would wander about among the roundings of the solution.
+
+    Args:
+        f: the map.
+        x: ``(B, n)`` start.
+        stop: a rule without memory.
+        max_steps: the most evaluations.
+    """
+    wide, rule = replace(f, factors=(f.factors[0].double(),), v=f.v.double()), _rule_of(stop, x.dtype)
+    start = x.double()
+    answer = solve_active_set(wide.factors[0], wide.v, f.activation, start, rule, max_steps, warm=0)
+    return answer if wide.v is f.v else _rounded(answer, f, wide, x, stop)
+
+
 def finish_adjoint(A: Tensor, f: TransposedMap, y: Tensor, stop: Stopping, max_steps: int) -> Answer:
-    """Solves ``y = d (A' y) + offset`` by factorisations, from where an iteration has left it.
+    """Solves ``y = d (A' y) + offset`` by factorisations in float64, from where an iteration has left it.
 
     Args:
         A: ``(n, n)`` of the forward equation.
@@ -497,15 +514,40 @@ def finish_adjoint(A: Tensor, f: TransposedMap, y: Tensor, stop: Stopping, max_s
         stop: a rule without memory.
         max_steps: the most evaluations.
     """
-    references, nearest = choose_references(A, f.slope)
+    A, factors = A.double(), (f.factors[0].double(),)
+    wide = replace(f, factors=factors, slope=f.slope.double(), offset=f.offset.double())
+    references, nearest = choose_references(A, wide.slope)
     solved = []
     for number, reference in enumerate(references):
         rows = (nearest == number).nonzero()[:, 0]
         if len(rows):
-            solved.append(_Solved(NewtonSystems(reference, f.slope[rows] - reference.slope), rows))
+            solved.append(_Solved(NewtonSystems(reference, wide.slope[rows] - reference.slope), rows))
     none = torch.empty(0)
-    answer = ActiveSetAnswer(none, none, none, none, A, f.slope, tuple(solved))
-    return _Adjoint(answer, f.offset, stop, max_steps).solve(y)
+    systems = ActiveSetAnswer(none, none, none, none, A, wide.slope, tuple(solved))
+    answer = _Adjoint(systems, wide.offset, _rule_of(stop, y.dtype), max_steps).solve(y.double())
+    return answer if wide.slope is f.slope else _rounded(answer, f, wide, y, stop)
+
+
+def _rule_of(stop: Stopping, dtype: torch.dtype) -> Stopping:
+    """Returns a rule whose tolerance is that of a dtype, whatever it is asked about."""
+    if type(stop) is Relative and stop.rtol is None:
+        return replace(stop, rtol=default_tolerance(dtype))
+    return stop
+
+
+def _rounded(answer: Answer, f: Map, wide: Map, start: Tensor, stop: Stopping) -> Answer:
+    """Rounds a solution in float64 to the dtype of `start`, and judges it there by its residual in float64."""
+    value = answer.value.to(start.dtype)
+    image = wide(value.double())
+    residual, image = max_norm(image - value.double()).to(start.dtype), image.to(start.dtype)
+    accepted = stop.check(Step(value, image, f, residual, 0), ())[0]
+    level = residual <= 4 * f.rounding(value, image)
+    status = torch.where(level, Status.STAGNATED, Status.MAX_STEPS).masked_fill(accepted, Status.CONVERGED)
+    status = torch.where(answer.status == Status.CONVERGED, status.to(answer.status.dtype), answer.status)
+    value = torch.where((status == Status.CONVERGED)[:, None], image, value)  # as in the loop
+    finite = value.isfinite().all(1)  # a solution may be too large for the dtype
+    status, value = status.masked_fill(~finite, Status.NONFINITE), torch.where(finite[:, None], value, start)
+    return Answer(value, status, answer.steps, residual)
 
 
 class _Adjoint:
