@@ -322,7 +322,10 @@ def _alike(suite: str, candidates: list[list[Sample]]) -> list[list[Sample]]:
 
 def _missing(claim: PublishedClaim, candidates: list[list[Sample]], index: Index) -> str:
     """Says what a claim would need."""
+    suite = all_suites().get(claim.suite)
     for measure, samples in zip(claim.rule.measures, candidates, strict=True):
+        if not samples and suite and measure.task in suite.unavailable:
+            return suite.unavailable[measure.task]
         known = [r for r in index.get((measure.task, measure.model), ()) if _fits(r.size, measure.size)]
         if not known:
             return f"There is no run of {_model(measure.model, measure.size)} on {measure.task}."
