@@ -55,6 +55,7 @@ JUDGEMENTS: tuple[Judgement, ...] = ("reproduced", "better", "worse", "refuted",
 DECIDED: tuple[Judgement, ...] = JUDGEMENTS[:4]
 DIVERGED = "NonFiniteLossError"
 DEPENDS = "It depends on the reading"
+LEARNT = "Under the readings under which both sides learn"
 LEAST_EFFECT = 1.01  # of an order of which no paper prints the effect: less is in no plot
 
 
@@ -207,7 +208,7 @@ def _judge_readings(claim: PublishedClaim, index: Index, printed: Printed) -> Ve
         return replace(first, verdict="undecided", why=why, readings=readings)
     if not telling or telling[0][1] is first:
         return replace(first, readings=readings)
-    why = f"Under the readings under which both sides learn: {said}."
+    why = f"{LEARNT}: {said}."
     return replace(telling[0][1], claim=claim, why=why, readings=readings)
 
 
@@ -393,7 +394,8 @@ def _judge_order(claim: PublishedClaim, rule: Beats, printed: Printed, ours: Sam
     if len(seeds) < min(MIN_SEEDS, len(common)):
         what = _order_subject(rule, ours, rival, "over")
         reasons = "; ".join(dict.fromkeys(without[seed] for seed in common if seed in without))
-        why = f"{what} decides nothing in {len(common) - len(seeds)} of {len(common)} seeds: {reasons}."
+        left = f"; {len(seeds)} left {_verb('decide', len(seeds))} no order" if seeds else ""
+        why = f"{what} decides nothing in {len(common) - len(seeds)} of {len(common)} seeds: {reasons}{left}."
         return _verdict(claim, "undecided", why, sides, None, None, len(common))
     lead = advantage([values[s] for s in seeds], [rival.values[s] for s in seeds], rule.better, rule.factor)
     text = _order_text(rule, lead, ours, rival, len(seeds)) + _left_out(common, without)
