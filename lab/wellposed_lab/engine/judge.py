@@ -343,7 +343,7 @@ def _judge_number(claim: PublishedClaim, rule: Number, sample: Sample) -> Verdic
     against = f"published is {number(published)}{_trouble(sample)}."
     if _is_count(rule) and sample.values:
         return _count(claim, published, against, sample)
-    values = _with_divergence(sample)
+    values = [*sample.values.values(), *(math.nan for _ in sample.diverged)]
     ours, ends = mean(values), interval(values) if len(values) >= MIN_SEEDS else None
     outcome, text = rule.outcome(published, ours), f"Ours is {number(ours)}{_seeds(len(values), ends)}"
     if ends is None:
@@ -503,10 +503,6 @@ def _judge_limit(claim: PublishedClaim, rule: AtMost | AtLeast, sample: Sample) 
     judged: Judgement = "undecided" if holding or sample.diverged else "refuted"
     why = f"{text}; published is {bound}, and {how}{_trouble(sample)}{aside}."
     return _verdict(claim, judged, why, [sample], ours, ends, count)
-
-
-def _with_divergence(sample: Sample) -> list[float]:
-    return [*sample.values.values(), *(math.nan for _ in sample.diverged)]
 
 
 def _verdict(
