@@ -15,6 +15,7 @@ from wellposed_lab.engine.claims import (
     is_sentence,
     load_claims,
 )
+from wellposed_lab.engine.experiment import get_suite
 from wellposed_lab.engine.judge import DECIDED, JUDGEMENTS, tally, verdicts
 from wellposed_lab.engine.store import Record, Store, Value
 
@@ -337,6 +338,14 @@ def test_searches_other_points_and_other_tasks_do_not_count():
     assert number(seeds(CLOSE, at=45.0)).why == "The runs of implicit on identity do not have test_mse at 30."
     assert number(seeds(CLOSE, metric="mape")).verdict == "not judged"
     assert number(seeds(CLOSE, at=30)).verdict == "reproduced"
+
+
+def test_a_task_without_data_says_so():
+    measure = Measure("mape", "implicit-rnn", "volatility")
+    found = judge(Number(measure), [], 1.0, suite="volatility")
+    assert (found.verdict, found.why) == ("not judged", get_suite("volatility").unavailable["volatility"])
+    found = judge(Number(replace(measure, task="volatility-csi500")), [], 1.0, suite="volatility")
+    assert found.why == "There is no run of implicit-rnn on volatility-csi500."
 
 
 def test_one_model_at_two_points_is_compared_with_itself():

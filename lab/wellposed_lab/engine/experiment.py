@@ -5,8 +5,8 @@ suites of all experiment folders, `get_suite` one of them.
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Literal
@@ -115,6 +115,7 @@ class Suite:
         plateaus: where a metric says nothing.
         alike: settings in which the two sides of an order must agree, by their names in records.
         differs: in which points the scale "paper" is not as published, in a sentence; empty if in none.
+        unavailable: tasks whose data are not at hand, each with a sentence that says so.
     """
 
     name: str
@@ -134,6 +135,7 @@ class Suite:
     plateaus: tuple[Plateau, ...] = ()
     alike: tuple[str, ...] = ()
     differs: str = ""
+    unavailable: Mapping[str, str] = field(default_factory=dict)
 
     def runs(self, scale: Scale = "default", seeds: int | None = None) -> list[Run]:
         """Returns all runs of a scale, seed by seed."""

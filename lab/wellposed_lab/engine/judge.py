@@ -55,6 +55,7 @@ JUDGEMENTS: tuple[Judgement, ...] = ("reproduced", "better", "worse", "refuted",
 DECIDED: tuple[Judgement, ...] = JUDGEMENTS[:4]
 DIVERGED = "NonFiniteLossError"
 DEPENDS = "It depends on the reading"
+LEARNT = "Under the readings under which both sides learn"
 LEAST_EFFECT = 1.01  # of an order of which no paper prints the effect: less is in no plot
 
 
@@ -207,7 +208,7 @@ def _judge_readings(claim: PublishedClaim, index: Index, printed: Printed) -> Ve
         return replace(first, verdict="undecided", why=why, readings=readings)
     if not telling or telling[0][1] is first:
         return replace(first, readings=readings)
-    why = f"Under the readings under which both sides learn: {said}."
+    why = f"{LEARNT}: {said}."
     return replace(telling[0][1], claim=claim, why=why, readings=readings)
 
 
@@ -322,7 +323,10 @@ def _alike(suite: str, candidates: list[list[Sample]]) -> list[list[Sample]]:
 
 def _missing(claim: PublishedClaim, candidates: list[list[Sample]], index: Index) -> str:
     """Says what a claim would need."""
+    suite = all_suites().get(claim.suite)
     for measure, samples in zip(claim.rule.measures, candidates, strict=True):
+        if not samples and suite and measure.task in suite.unavailable:
+            return suite.unavailable[measure.task]
         known = [r for r in index.get((measure.task, measure.model), ()) if _fits(r.size, measure.size)]
         if not known:
             return f"There is no run of {_model(measure.model, measure.size)} on {measure.task}."
@@ -339,7 +343,7 @@ def _judge_number(claim: PublishedClaim, rule: Number, sample: Sample) -> Verdic
     against = f"published is {number(published)}{_trouble(sample)}."
     if _is_count(rule) and sample.values:
         return _count(claim, published, against, sample)
-    values = _with_divergence(sample)
+    values = [*sample.values.values(), *(math.nan for _ in sample.diverged)]
     ours, ends = mean(values), interval(values) if len(values) >= MIN_SEEDS else None
     outcome, text = rule.outcome(published, ours), f"Ours is {number(ours)}{_seeds(len(values), ends)}"
     if ends is None:
@@ -390,7 +394,8 @@ def _judge_order(claim: PublishedClaim, rule: Beats, printed: Printed, ours: Sam
     if len(seeds) < min(MIN_SEEDS, len(common)):
         what = _order_subject(rule, ours, rival, "over")
         reasons = "; ".join(dict.fromkeys(without[seed] for seed in common if seed in without))
-        why = f"{what} decides nothing in {len(common) - len(seeds)} of {len(common)} seeds: {reasons}."
+        left = f"; {len(seeds)} left {_verb('decide', len(seeds))} no order" if seeds else ""
+        why = f"{what} decides nothing in {len(common) - len(seeds)} of {len(common)} seeds: {reasons}{left}."
         return _verdict(claim, "undecided", why, sides, None, None, len(common))
     lead = advantage([values[s] for s in seeds], [rival.values[s] for s in seeds], rule.better, rule.factor)
     text = _order_text(rule, lead, ours, rival, len(seeds)) + _left_out(common, without)
@@ -498,10 +503,6 @@ def _judge_limit(claim: PublishedClaim, rule: AtMost | AtLeast, sample: Sample) 
     judged: Judgement = "undecided" if holding or sample.diverged else "refuted"
     why = f"{text}; published is {bound}, and {how}{_trouble(sample)}{aside}."
     return _verdict(claim, judged, why, [sample], ours, ends, count)
-
-
-def _with_divergence(sample: Sample) -> list[float]:
-    return [*sample.values.values(), *(math.nan for _ in sample.diverged)]
 
 
 def _verdict(

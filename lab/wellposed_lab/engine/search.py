@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from wellposed.errors import InputError
-from wellposed_lab.config import Choice, Training
+from wellposed_lab.config import Training
 from wellposed_lab.engine.experiment import Suite
 from wellposed_lab.engine.run import Run
 from wellposed_lab.engine.store import Record
@@ -18,16 +18,12 @@ FOLDS = 5
 def candidates(run: TrainingRun, suite: Suite) -> Iterator[TrainingRun]:
     """Yields the run with every combination of the suite's grid that means something for its model."""
     fields = {field.name for field in dataclasses.fields(Training)}
-    grid = [(name, values) for name, values in suite.grid if name in fields or _has(run.model, name)]
+    grid = [(name, values) for name, values in suite.grid if name in fields or name in dict(run.model.options)]
     for values in itertools.product(*(values for _, values in grid)):
         changed = run
         for (name, _), value in zip(grid, values, strict=True):
             changed = _with(changed, name, value, name in fields)
         yield changed
-
-
-def _has(model: Choice, name: str) -> bool:
-    return any(known == name for known, _ in model.options)
 
 
 def _with(run: TrainingRun, name: str, value: Any, training: bool) -> TrainingRun:

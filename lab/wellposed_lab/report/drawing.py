@@ -251,7 +251,8 @@ def _numbers(figure: Figure, drawn: dict[str, list[Curve]]) -> Html:
     tables = []
     for task, family in drawn.items():
         points = _columns(family)
-        titles = [f"epoch {number(x)}" if figure.over == "epoch" else _label(x) for x in points]
+        along = "epoch " if figure.over == "epoch" else ""
+        titles = [along + (x if isinstance(x, str) else number(x)) for x in points]
         head = element("tr", [element("th", title, scope="col") for title in ("model", *titles)])
         rows = [element("tr", element("th", curve.name, scope="row"), _cells(curve, points)) for curve in family]
         caption = element("caption", f"{figure.metric} on {task}: median, and lowest to highest")
@@ -279,7 +280,3 @@ def _cells(curve: Curve, points: list[Any]) -> list[Html]:
         else:
             cells.append(element("td", "-"))
     return cells
-
-
-def _label(x: float | str) -> str:
-    return x if isinstance(x, str) else number(x)

@@ -39,12 +39,7 @@ def ratio_sentence(
         return []
     factor = changed_error / reference_error
     where = "" if at is None else f" at {at:g}"
-    verb = "multiplies" if factor >= 1 else "divides"
-    size = factor if factor >= 1 else 1 / factor
+    verb, way, size = ("multiplies", "larger", factor) if factor >= 1 else ("divides", "smaller", 1 / factor)
     if size < 1.5:
-        return [f"On {task}{where}, {change} changes little: the median error is {size:.2g} times {_way(factor)}."]
+        return [f"On {task}{where}, {change} changes little: the median error is {size:.2g} times {way}."]
     return [f"On {task}{where}, {change} {verb} the median error by {size:.2g}."]
-
-
-def _way(factor: float) -> str:
-    return "larger" if factor >= 1 else "smaller"

@@ -166,7 +166,7 @@ def _learnt(sections: Sequence[SuiteResults]) -> str:
                if shares[name][0] < shares[name][1]]  # fmt: skip
     sentences = [f"What was learnt: {held} of {count} decided claims hold ({100 * held / count:.0f} %)."]
     if whole:
-        sentences.append(f"All of them do in {_listed(whole)}.")
+        sentences.append(f"All of them hold in {_listed(whole)}.")
     if failing:
         sentences.append(f"Most of those that do not are in {_listed(failing)}; each section says why.")
     return " ".join(sentences)

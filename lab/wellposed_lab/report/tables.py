@@ -7,7 +7,7 @@ from typing import Any
 
 from wellposed.pages.markup import Child, Html, element, plural, prose
 from wellposed_lab.engine.claims import AtLeast, AtMost, Beats, NotATarget, PublishedClaim
-from wellposed_lab.engine.judge import DEPENDS, JUDGEMENTS, Verdict
+from wellposed_lab.engine.judge import DEPENDS, JUDGEMENTS, LEARNT, Verdict
 from wellposed_lab.engine.statistics import number
 from wellposed_lab.engine.store import Record
 from wellposed_lab.engine.thresholds import Check
@@ -79,14 +79,16 @@ def marks(verdict: Verdict) -> list[Html]:
 
 
 def why_of(verdict: Verdict) -> list[Html]:
-    """Writes why a verdict is what it is, and below it every reading with its own verdict and number."""
-    why = verdict.why.partition(":")[0] + "." if verdict.why.startswith(DEPENDS) else verdict.why
+    """Writes why a verdict is what it is, and below it every reading with its own verdict, number and reason."""
+    listed = verdict.why.startswith((DEPENDS, LEARNT))
+    why = verdict.why.partition(":")[0] + "." if listed else verdict.why
     readings = [
         element(
             "small",
             badge(one.verdict),
             f": {name}" + ("" if one.ours is None else f", {number(one.ours)}"),
             class_="reading",
+            title=one.why,
         )
         for name, one in verdict.readings
     ]

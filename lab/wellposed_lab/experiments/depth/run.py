@@ -146,10 +146,13 @@ class DepthRun(ObservedRun):
         model.double().max_steps = LIMIT  # the limit of the training would hide how many steps are needed
         result = super().measure(model, pair, seed, history, member)
         if self.fold is None:
-            inside = pair[1][0].double()
             values += self._under_shift(model, seed)
-            values += _inside(model, inside, known=any(_is_steps(value) for value in result.values))
-            values += _under_scale(model, inside[:SAMPLES]) + _of_samples(model, *_first(pair[1]), self.task.loss)
+            if not any(value.metric == "steps" and value.at is None for value in result.values):
+                with torch.no_grad():
+                    steps = model.equilibrium(pair[1][0].double()).steps
+                values.append(Value("steps", float(steps.double().mean())))
+            u, y = (part[:SAMPLES].double() for part in pair[1])
+            values += _under_scale(model, u) + _of_samples(model, u, y, self.task.loss)
             values += _of_epochs(result)
         return dataclasses.replace(result, values=(*result.values, *values))
 
@@ -169,22 +172,6 @@ class DepthRun(ObservedRun):
             for name, rule in (("steps_absolute", ABSOLUTE), ("steps_relative", RELATIVE)):
                 values.append(Value(name, float(sample_steps(model, u, rule).mean()), at))
         return values
-
-
-def _is_steps(value: Value) -> bool:
-    return value.metric == "steps" and value.at is None
-
-
-def _first(pair: Pair) -> Pair:
-    return pair[0][:SAMPLES].double(), pair[1][:SAMPLES].double()
-
-
-def _inside(model: ImplicitModel, u: Tensor, known: bool) -> list[Value]:
-    """Counts the steps by the model's own stopping rule in distribution, unless the task has tested them."""
-    if known:
-        return []
-    with torch.no_grad():
-        return [Value("steps", float(model.equilibrium(u).steps.double().mean()))]
 
 
 def _under_scale(model: ImplicitModel, u: Tensor) -> list[Value]:

@@ -318,7 +318,6 @@ MNIST = tuple(Loops("mondeq", states) for states in (40, 87, 100, 200))
 TABLE = tuple(Loops(kind, states) for kind in CONDITIONS for states in (40, 87, 200))
 CONV = Loops("mondeq", channels=8)
 POINTS = {"mnist": (0.01, 0.02, 0.05), "cifar10": (2 / 255,), "digits": (0.02,)}
-LITERATURE = {"mnist": 0.05, "cifar10": 2 / 255}
 
 
 def plan(scale: Scale) -> list[LoopRun]:

@@ -202,4 +202,5 @@ SUITE = Suite(
     ),
     differs="Prices of AMC by the minute are not free: the CSI 500 future and the squeeze of January 2021 stand "
     "in.",
+    unavailable={"volatility": "Prices of AMC by the minute are not free; they can be supplied."},
 )
