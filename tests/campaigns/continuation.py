@@ -37,7 +37,6 @@ from wellposed.robust.linear_programs import (
     Regions,
     ReluConstraints,
     in_float64,
-    of_sample,
     side_by_side,
     tightest_intervals,
 )
@@ -381,7 +380,7 @@ def program_bounds(form: ImplicitForm, inputs: Box, output: float | None, b: int
     row = Objectives.of(wide, enclosure.states).part([b * form.sizes[2]])
     row = Objectives(row.states, row.inputs, row.constant - output, row.slack + 1e-12 * (1 + abs(output)), 1)
     constraints, box = ReluConstraints.of(wide.form, "campaign"), wide.set.box().interval
-    regions = Regions(constraints, of_sample(box, b), type(z)(z.lower[b : b + 1], z.upper[b : b + 1]), row)
+    regions = Regions(constraints, box.at(b), type(z)(z.lower[b : b + 1], z.upper[b : b + 1]), row)
     region = torch.zeros(form.sizes[0], dtype=torch.int64)
     rows = regions.units(region, torch.arange(form.sizes[0]))
     upper, lower = regions.maximum(rows, region.repeat(2), 60).bound.chunk(2)

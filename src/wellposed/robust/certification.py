@@ -39,7 +39,6 @@ from wellposed.robust.linear_programs import (
     continued_box,
     crown_intervals,
     in_float64,
-    of_sample,
     side_by_side,
     triangle_set,
 )
@@ -569,14 +568,14 @@ class _Search:
         if not bool((point.maximum(rows, torch.zeros(len(rows), dtype=torch.int64), 0).bound < 0).all()):
             return None
         box = continued_box(
-            self.constraints, self._inputs, of_sample(z, 0), of_sample(center, 0),
+            self.constraints, self._inputs, z.at(0), center.at(0),
             torch.ones_like(z.lower[0], dtype=torch.bool), self.query, rows.negated, FAR,
         )  # fmt: skip
         return None if box is None else Interval(box.lower[None], box.upper[None])
 
     @property
     def _inputs(self) -> Interval:
-        return of_sample(self.query.set.box().interval, 0)
+        return self.query.set.box().interval.at(0)
 
     def _chosen(self, regions: Regions, active: Tensor) -> tuple[Tensor, Tensor]:
         """Returns regions and units that are not affine there; if these are too many, those furthest from it."""
@@ -705,7 +704,7 @@ class _Search:
         if len(least):
             self._try(regions.inputs_at(found.point))
         return [
-            _Part((-float(least[k]), next(self.number)), of_sample(z, k), scores[k], _of_part(memory, k))
+            _Part((-float(least[k]), next(self.number)), z.at(k), scores[k], _of_part(memory, k))
             for k in range(len(least))
         ]
 
@@ -730,7 +729,7 @@ class _Search:
         ends = zip(*(end[None].split(self.query.form.partition, dim=1) for end in joined), strict=True)
         z = [Interval(*pair) for pair in ends]
         x = [Interval(*(end.clamp(min=0) for end in one)) if self.relu[k] else one for k, one in enumerate(z)]
-        polyhedron = triangle_set(self.constraints, of_sample(side_by_side(x), 0), joined, self.query.set, 0)
+        polyhedron = triangle_set(self.constraints, side_by_side(x).at(0), joined, self.query.set, 0)
         rows, offset = self.rows[goal], self.offset[goal]
         weights = self._least_rows(polyhedron, x, goal) if len(goal) > 1 else torch.ones(1, dtype=torch.float64)
         query = replace(self.query, combination=(weights @ rows)[None, None], cache={})

@@ -21,7 +21,6 @@ from wellposed.robust.linear_programs import (
     LinearProgram,
     ReluConstraints,
     in_float64,
-    of_sample,
     side_by_side,
     tightest_intervals,
     to_array,
@@ -242,7 +241,7 @@ def separable_bound(
     rows = ReluConstraints.of(wide.form, "separable_bound")
     x, z = _intervals(wide, relaxation)
     values = [
-        _Dual(rows, wide.set, index, f, of_sample(x, index), of_sample(z, index)).least(rounds, tolerance)
+        _Dual(rows, wide.set, index, f, x.at(index), z.at(index)).least(rounds, tolerance)
         for index in range(len(inputs))
     ]
     value, lost = convert_outward(torch.tensor(values, dtype=torch.float64), inputs.dtype)
