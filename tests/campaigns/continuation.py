@@ -374,7 +374,7 @@ def program_bounds(form: ImplicitForm, inputs: Box, output: float | None, b: int
     unit = torch.eye(form.sizes[2], dtype=form.dtype).expand(BATCH, -1, -1)
     wide = in_float64(Query(form, inputs, unit))
     enclosure = tightest_intervals(wide, 3)
-    z = side_by_side([enclosure.z(k) for k in range(len(form.partition))])
+    z = side_by_side(enclosure.preactivations)
     if output is None:
         return z.lower[b].numpy(), z.upper[b].numpy()
     row = Objectives.of(wide, enclosure.states).part([b * form.sizes[2]])

@@ -30,7 +30,7 @@ def posed(form, u, eps):
     query = Query(form, Box.around(u, eps, None, None), unit)
     enclosure = enclosed(query, 3, False)[0].enclosure
     objectives = Objectives.of(query, enclosure.states)
-    z = side_by_side([enclosure.z(k) for k in range(len(form.partition))])
+    z = side_by_side(enclosure.preactivations)
     constraints = ReluConstraints.of(form, "test")
     regions = Regions(constraints, query.set.box().interval.at(0), z, objectives.part([]))
     return query, objectives, regions

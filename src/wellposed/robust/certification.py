@@ -524,13 +524,13 @@ class _Search:
             objectives, constant=objectives.constant + offset, slack=objectives.slack + 2 * EPS * size
         )
         self.nodes += 1
-        none, known = self.objectives.part([]), side_by_side([root.z(k) for k in range(len(root.activations))])
+        none, known = self.objectives.part([]), side_by_side(root.preactivations)
         kept, assumed = self._kept(root, known), none
         if kept is not None:
             z, assumed = kept, self.objectives.part([row for goal in self.goals for row in goal]).negated
         else:
             continue_loops(root)
-            z = side_by_side([root.z(k) for k in range(len(root.activations))])
+            z = side_by_side(root.preactivations)
         z = self._narrowed(z, assumed)
         bounds = self._maximum(z, none, self.objectives)
         gaps = [float(bounds[goal].min()) for goal in self.goals]

@@ -820,8 +820,7 @@ def center_preactivations(query: Query) -> list[Interval]:
         enclosure = IntervalPropagation(point, box_states).run()
     except (IllPosedError, MethodError):
         enclosure = _center_by_certificates(point, center)
-    intervals = [enclosure.z(k) for k in range(len(center.states))]
-    return [Interval.around(z.center, z.radius, query.form.dtype) for z in intervals]
+    return [Interval.around(z.center, z.radius, query.form.dtype) for z in enclosure.preactivations]
 
 
 def _center_by_certificates(point: Query, center: CenterSolve) -> IntervalPropagation:

@@ -146,6 +146,11 @@ class IntervalPropagation:
         """The states of all blocks."""
         return [self.x(k) for k in range(len(self._x))]
 
+    @property
+    def preactivations(self) -> list[Interval]:
+        """The pre-activations of all blocks."""
+        return [self.z(k) for k in range(len(self._z))]
+
     def copy(self) -> "IntervalPropagation":
         """Returns another one with the same intervals, which may be tightened by itself."""
         other = copy(self)

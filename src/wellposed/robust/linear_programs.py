@@ -402,10 +402,8 @@ class Relaxation:
             x = side_by_side(states)
             return states, (printed_set(rows, x.at(i), wide.set, i) for i in range(len(wide.set)))
         enclosure = tightest_intervals(wide, self.rounds)
-        states = enclosure.states
-        x = side_by_side(states)
-        z = side_by_side([enclosure.z(k) for k in range(len(states))])
-        return states, (triangle_set(rows, x.at(i), z.at(i), wide.set, i) for i in range(len(wide.set)))
+        x, z = side_by_side(enclosure.states), side_by_side(enclosure.preactivations)
+        return enclosure.states, (triangle_set(rows, x.at(i), z.at(i), wide.set, i) for i in range(len(wide.set)))
 
     def _name(self, query: Query) -> str:
         return self.kind if isinstance(query.set, Box | SparseBox) else f"{self.kind} (box around the set)"

@@ -252,8 +252,7 @@ def _intervals(wide: Query, relaxation: str) -> tuple[Interval, Interval]:
     """Returns intervals of the states and of the pre-activations, with no lower end where the theorem has none."""
     if relaxation == "triangle":
         enclosure = tightest_intervals(wide, 3)
-        states = enclosure.states
-        return side_by_side(states), side_by_side([enclosure.z(k) for k in range(len(states))])
+        return side_by_side(enclosure.states), side_by_side(enclosure.preactivations)
     x = side_by_side(box_states(wide))
     return x, Interval(torch.where(x.lower > 0, x.lower, -torch.inf), x.upper)
 
