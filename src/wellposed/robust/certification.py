@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from time import monotonic
 from typing import Any, Literal
 
 import numpy as np
@@ -50,6 +49,7 @@ from wellposed.robust.query import (
     Posed,
     Query,
     check_target,
+    deadline,
     margins,
     output_size,
     to_form,
@@ -380,14 +380,13 @@ def branch_and_bound(
     """
     if not isinstance(inputs, Box):
         raise InputError(f"branch and bound splits boxes; received a {type(inputs).__name__}")
-    _check_budget(budget)
     form, exact, _ = Posed.of(model, inputs)
     q = form.sizes[2]
     rows = margins(q, check_target(target, len(inputs), q), exact.center)
     verdicts = []
     for index in range(len(inputs)):
         one = Box(exact.box().lower[index : index + 1], exact.box().upper[index : index + 1])
-        query = in_float64(Query(form, one, rows[index : index + 1], monotonic() + budget))
+        query = in_float64(Query(form, one, rows[index : index + 1], deadline(budget)))
         goals = [[row] for row in range(q) if row != int(target[index])]
         verdicts.append(_Search(query, goals, torch.zeros(q, dtype=torch.float64)).run())
     return verdicts
@@ -410,8 +409,7 @@ def decide(
         >>> [decide(form, [Forbidden(box, row, torch.tensor([-most]))]).status for most in (3.0, 1.0)]
         ['proven', 'counter-example']
     """
-    _check_budget(budget)
-    deadline, verdicts = monotonic() + budget, []
+    end, verdicts = deadline(budget), []
     boxes: dict[int, list[Forbidden]] = {}
     for one in sets:
         boxes.setdefault(id(one.inputs), []).append(one)
@@ -422,7 +420,7 @@ def decide(
             raise InputError(f"the property has {rows.shape[1]} outputs, the network {form.sizes[2]}")
         if not bool(rows.isfinite().all() and offset.isfinite().all()):
             raise InputError(f"inequalities need finite numbers; received rows {rows.tolist()}, {offset.tolist()}")
-        query = in_float64(Query(form, exact, rows[None].to(exact.center), deadline))
+        query = in_float64(Query(form, exact, rows[None].to(exact.center), end))
         numbers = torch.arange(len(rows)).split([len(one.rows) for one in together])
         search = _Search(query, [part.tolist() for part in numbers], offset.double(), complete)
         verdicts.append(search.run())
@@ -433,11 +431,6 @@ def decide(
     branch = any(verdict.branch for verdict in verdicts)
     nodes = sum(verdict.nodes for verdict in verdicts)
     return Verdict("proven" if proven else "undecided", gap, nodes, branch=branch)
-
-
-def _check_budget(budget: float) -> None:
-    if not budget > 0:
-        raise InputError(f"the time budget is a positive number of seconds; received {budget}")
 
 
 @dataclass(order=True)
