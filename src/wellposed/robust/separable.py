@@ -307,27 +307,24 @@ class _Dual:
         total = torch.maximum(above, below)
         value = support + float(lam @ torch.as_tensor(self.rows.bias)) + float(total.sum())
         first = above >= below
-        x, z = torch.where(first, point, 0.0), torch.where(first, point, off.clamp(min=-self._reach()))
+        off = off.clamp(min=-(2 * self._size() + 1))  # where z has no end
+        x, z = torch.where(first, point, 0.0), torch.where(first, point, off)
         return Peaks(value + self._lost(lam, total), x, z)
 
     def _lost(self, lam: Tensor, total: Tensor) -> float:
         u = self.set.box().interval.magnitude[self.index]
-        size = (
-            torch.as_tensor(self.rows.absolute_states) @ self.x.magnitude
-            + torch.as_tensor(self.rows.absolute_inputs) @ u
-        )
-        size = size + torch.as_tensor(self.rows.bias).abs() + self.x.magnitude + self.z.upper.abs()
+        size = self._size() + self.x.magnitude + self.z.upper.abs()
         ends = torch.where(self.z.lower.isinf(), 0.0, self.z.lower.abs())
         magnitude = (lam.abs() * (size + ends)).sum() + total.abs().sum()
         terms = self.rows.terms + len(lam) + len(u) + 64
         lost = 8 * terms * TINY * float(1 + self.x.magnitude.sum() + u.sum() + lam.abs().sum())
         return float(rounding_slack(2 * magnitude, terms)) + lost
 
-    def _reach(self) -> Tensor:
-        """Bounds |z|, where a point without an end is put."""
+    def _size(self) -> Tensor:
+        """Bounds ``|A||x| + |B||u| + |b|``."""
         u = self.set.box().interval.magnitude[self.index]
         size = (
             torch.as_tensor(self.rows.absolute_states) @ self.x.magnitude
             + torch.as_tensor(self.rows.absolute_inputs) @ u
         )
-        return 2 * (size + torch.as_tensor(self.rows.bias).abs()) + 1
+        return size + torch.as_tensor(self.rows.bias).abs()
