@@ -265,8 +265,7 @@ def margin_loss(margins: Tensor, target: Tensor) -> Tensor:  # (B, q), (B,) -> (
         >>> margin_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([1])).round(decimals=3)
         tensor([0.6930])
     """
-    own = torch.zeros_like(margins, dtype=torch.bool).scatter(1, target[:, None], True)
-    return _raised(torch.logsumexp(margins.masked_fill(own, 0.0), dim=1), margins.shape[1])
+    return _raised(torch.logsumexp(margins.scatter(1, target[:, None], 0.0), dim=1), margins.shape[1])
 
 
 def certified(
@@ -291,9 +290,8 @@ def certified(
         rows = margins(form.sizes[2], check_target(target, len(inputs), form.sizes[2]), exact.center)
         bounds = _answer(method, Query(form, exact, rows, deadline(budget)), exact, model)
         given = _given(form, exact, target, bounds.branch)
-    own = torch.zeros_like(bounds.upper, dtype=torch.bool).scatter(1, target[:, None], True)
     negative = (bounds.upper < 0) & bounds.upper.isfinite() & bounds.lower.isfinite()
-    return (negative | own).all(1) & given
+    return negative.scatter(1, target[:, None], True).all(1) & given
 
 
 def _given(form: ImplicitForm, inputs: Uncertainty, target: Tensor, branch: Branches | None) -> Tensor:  # (B,)
