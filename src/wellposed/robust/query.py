@@ -332,7 +332,7 @@ class Functionals:
     def negated(self) -> "Functionals":
         """The functions times -1."""
         states = {k: -part for k, part in self.states.items()}
-        return Functionals(states, -self.inputs, -self.constant, self.size, self.sample, self.lost)
+        return replace(self, states=states, inputs=-self.inputs, constant=-self.constant)
 
     @property
     def both_signs(self) -> "Functionals":
