@@ -37,7 +37,6 @@ from wellposed.robust.linear_programs import (
     Regions,
     ReluConstraints,
     in_float64,
-    of_sample,
     side_by_side,
     tightest_intervals,
 )
@@ -375,13 +374,13 @@ def program_bounds(form: ImplicitForm, inputs: Box, output: float | None, b: int
     unit = torch.eye(form.sizes[2], dtype=form.dtype).expand(BATCH, -1, -1)
     wide = in_float64(Query(form, inputs, unit))
     enclosure = tightest_intervals(wide, 3)
-    z = side_by_side([enclosure.z(k) for k in range(len(form.partition))])
+    z = side_by_side(enclosure.preactivations)
     if output is None:
         return z.lower[b].numpy(), z.upper[b].numpy()
     row = Objectives.of(wide, enclosure.states).part([b * form.sizes[2]])
     row = Objectives(row.states, row.inputs, row.constant - output, row.slack + 1e-12 * (1 + abs(output)), 1)
     constraints, box = ReluConstraints.of(wide.form, "campaign"), wide.set.box().interval
-    regions = Regions(constraints, of_sample(box, b), type(z)(z.lower[b : b + 1], z.upper[b : b + 1]), row)
+    regions = Regions(constraints, box.at(b), type(z)(z.lower[b : b + 1], z.upper[b : b + 1]), row)
     region = torch.zeros(form.sizes[0], dtype=torch.int64)
     rows = regions.units(region, torch.arange(form.sizes[0]))
     upper, lower = regions.maximum(rows, region.repeat(2), 60).bound.chunk(2)

@@ -17,7 +17,6 @@ from wellposed.robust.linear_programs import (
     Relaxation,
     ReluConstraints,
     continued_box,
-    of_sample,
     side_by_side,
     tightest_intervals,
 )
@@ -31,9 +30,9 @@ def posed(form, u, eps):
     query = Query(form, Box.around(u, eps, None, None), unit)
     enclosure = enclosed(query, 3, False)[0].enclosure
     objectives = Objectives.of(query, enclosure.states)
-    z = side_by_side([enclosure.z(k) for k in range(len(form.partition))])
+    z = side_by_side(enclosure.preactivations)
     constraints = ReluConstraints.of(form, "test")
-    regions = Regions(constraints, of_sample(query.set.box().interval, 0), z, objectives.part([]))
+    regions = Regions(constraints, query.set.box().interval.at(0), z, objectives.part([]))
     return query, objectives, regions
 
 
@@ -85,7 +84,7 @@ def test_it_comes_near_the_linear_program():
     exact = []
     for row in range(len(objectives)):
         polyhedron = linear_programs.triangle_set(
-            regions.constraints, Interval(*(regions.values(end[0]) for end in regions.z)), of_sample(regions.z, 0),
+            regions.constraints, Interval(*(regions.values(end[0]) for end in regions.z)), regions.z.at(0),
             query.set, 0,
         )  # fmt: skip
         exact.append(objectives.maximum(polyhedron, 0, row, 1, query))
@@ -141,13 +140,13 @@ def test_a_box_is_proven_only_if_its_image_is_inside(monkeypatch):
     n = form.sizes[0]
     known = Interval(torch.full((n,), -1e3, dtype=F64), torch.full((n,), 1e3, dtype=F64))
     looping = torch.ones(n, dtype=torch.bool)
-    box = continued_box(regions.constraints, regions.inputs, known, of_sample(center, 0), looping, query)
+    box = continued_box(regions.constraints, regions.inputs, known, center.at(0), looping, query)
     assert box is not None and (box.width < 100).all()
     _, z = values(form, query.set.sample(500)[:, 0])
     assert (z >= box.lower).all() and (z <= box.upper).all()
     assert (z.amax(0) - z.amin(0) > 10 * center.width[0]).all(), "the guess at the start would not have held them"
     monkeypatch.setattr(linear_programs, "GROWN", 1)
-    assert continued_box(regions.constraints, regions.inputs, known, of_sample(center, 0), looping, query) is None
+    assert continued_box(regions.constraints, regions.inputs, known, center.at(0), looping, query) is None
 
 
 def test_triangle_programs_enclose_loops_that_crown_does_not():

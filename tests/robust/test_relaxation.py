@@ -72,7 +72,7 @@ def test_triangle_equals_scipy(make):
     q = form.sizes[2]
     unit = torch.eye(q, dtype=F64).expand(3, -1, -1)
     enclosure = tightest_intervals(Query(form, box, unit), 3)
-    x, z = side_by_side(enclosure.states), side_by_side([enclosure.z(k) for k in range(len(enclosure.states))])
+    x, z = side_by_side(enclosure.states), side_by_side(enclosure.preactivations)
     assert ((z.lower < 0) & (z.upper > 0)).any()
     found = output_bounds(form, box, "triangle")
     for index in range(3):

@@ -7,7 +7,6 @@ a set of inputs, and `certified` tells which samples provably keep their class (
 """
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -36,6 +35,7 @@ from wellposed.robust.query import (
     Query,
     as_form,
     check_target,
+    deadline,
     margins,
     well_posed,
 )
@@ -108,7 +108,7 @@ def state_bounds(
         tensor([[4.]])
     """
     form, exact, states = Posed.of(model, inputs)
-    bounds = _answer(method, Query(form, exact, None, _deadline(budget)), inputs, model)
+    bounds = _answer(method, Query(form, exact, None, deadline(budget)), inputs, model)
     if states is None:
         return bounds
     lower, upper, slack = (part[:, states] for part in (bounds.lower, bounds.upper, bounds.slack))
@@ -132,7 +132,7 @@ def output_bounds(
     """
     form, exact, _ = Posed.of(model, inputs)
     unit = torch.eye(form.sizes[2], dtype=form.dtype, device=form.device)
-    query = Query(form, exact, unit.expand(len(inputs), -1, -1), _deadline(budget))
+    query = Query(form, exact, unit.expand(len(inputs), -1, -1), deadline(budget))
     return _answer(method, query, inputs, model)
 
 
@@ -157,7 +157,7 @@ def margin_bounds(
     form, exact, _ = Posed.of(model, inputs)
     q = form.sizes[2]
     rows = margins(q, check_target(target, len(inputs), q), exact.center)
-    return _answer(method, Query(form, exact, rows, _deadline(budget)), inputs, model)
+    return _answer(method, Query(form, exact, rows, deadline(budget)), inputs, model)
 
 
 def _answer(method: str | Method, query: Query, inputs: Uncertainty, model: ImplicitForm | nn.Module) -> Bounds:
@@ -202,14 +202,6 @@ def outputs(form: ImplicitForm, x: Tensor, u: Tensor) -> Tensor:  # (B, n), (B, 
     """
     y = form.C.apply(x) + form.D.apply(u)
     return y if form.output_bias is None else y + form.output_bias
-
-
-def _deadline(budget: float | None) -> float:
-    if budget is None:
-        return math.inf
-    if not budget > 0:
-        raise InputError(f"the time budget is a positive number of seconds; received {budget}")
-    return time.monotonic() + budget
 
 
 LOSSES = ("cross_entropy", "cross_entropy_box", "squared_error")
@@ -273,8 +265,7 @@ def margin_loss(margins: Tensor, target: Tensor) -> Tensor:  # (B, q), (B,) -> (
         >>> margin_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([1])).round(decimals=3)
         tensor([0.6930])
     """
-    own = torch.zeros_like(margins, dtype=torch.bool).scatter(1, target[:, None], True)
-    return _raised(torch.logsumexp(margins.masked_fill(own, 0.0), dim=1), margins.shape[1])
+    return _raised(torch.logsumexp(margins.scatter(1, target[:, None], 0.0), dim=1), margins.shape[1])
 
 
 def certified(
@@ -297,11 +288,10 @@ def certified(
     with torch.no_grad():
         form, exact, _ = Posed.of(model, inputs)
         rows = margins(form.sizes[2], check_target(target, len(inputs), form.sizes[2]), exact.center)
-        bounds = _answer(method, Query(form, exact, rows, _deadline(budget)), exact, model)
+        bounds = _answer(method, Query(form, exact, rows, deadline(budget)), exact, model)
         given = _given(form, exact, target, bounds.branch)
-    own = torch.zeros_like(bounds.upper, dtype=torch.bool).scatter(1, target[:, None], True)
     negative = (bounds.upper < 0) & bounds.upper.isfinite() & bounds.lower.isfinite()
-    return (negative | own).all(1) & given
+    return negative.scatter(1, target[:, None], True).all(1) & given
 
 
 def _given(form: ImplicitForm, inputs: Uncertainty, target: Tensor, branch: Branches | None) -> Tensor:  # (B,)

@@ -212,7 +212,7 @@ def box_bounds(query: Query) -> Bounds:
     ``S diag(sigma_u)``, which is tighter than what follows from the bounds of the states. As printed, the box is
     not cut to what phi can return; the intervals that start from it are.
     """
-    if query.combination is None or isinstance(query.set, Box) or _too_large(query):
+    if query.combination is None or _by_box(query):
         return of_states(query, box_states(query), "box")
     center = query.once("center", CenterSolve.of)
     combination = query.combination.double()
@@ -259,20 +259,25 @@ def _lost(center: CenterSolve) -> float:
     )
 
 
-def _too_large(query: Query) -> bool:
+def _by_box(query: Query) -> bool:
+    """Tells whether the set is a box, or taken for one because its gains would be too large to form."""
     n, p, _ = query.form.sizes
-    return n * p > LARGEST_GAIN
+    return isinstance(query.set, Box) or n * p > LARGEST_GAIN
+
+
+def _weighted(query: Query, weights: Tensor) -> Tensor:  # (n, p) -> (B, n)
+    """Bounds ``weights |u - center|`` over the set of every sample."""
+    exact = query.set.to(torch.float64)
+    first = torch.zeros(len(weights), dtype=torch.int64, device=weights.device)
+    return torch.stack([exact.weighted_rows(weights, first + index) for index in range(len(exact))])
 
 
 def _state_radii(query: Query, center: CenterSolve) -> list[Tensor]:  # (B, n_k)
     """Bounds ``|x - x0|`` for the computed equilibrium x0 at the center of the set."""
-    if isinstance(query.set, Box) or _too_large(query):
+    if _by_box(query):
         load = torch.cat([center.radius, residual_load(center)], dim=1)
         return with_residual(center.spread).states(load)
-    gains, exact = state_gains(center), query.set.to(torch.float64)
-    count = len(gains)
-    one = torch.zeros(count, dtype=torch.int64, device=gains.device)
-    moved = torch.stack([exact.weighted_rows(gains, one + sample) for sample in range(len(exact))])
+    moved = _weighted(query, state_gains(center))
     moved = torch.where(moved > 0, moved + TINY, moved)
     pieces = upward(moved, center.u.shape[1]).split(center.form.partition, dim=1)
     return [upward(a + b, 2) for a, b in zip(_own_radii(center), pieces, strict=True)]
@@ -341,13 +346,10 @@ def norm_bounds(query: Query) -> Bounds:
 
 
 def _drive(query: Query, center: CenterSolve, B: Operator) -> Tensor:  # (B, n)
-    n, p, _ = query.form.sizes
-    if isinstance(query.set, Box) or n * p > LARGEST_GAIN:
+    if _by_box(query):
         return upward(center.spread.apply(B, center.radius), center.spread.terms)
-    rows, exact = B.to_dense(), query.set.to(torch.float64)
-    sample = torch.zeros(n, dtype=torch.int64, device=rows.device)
-    drives = [exact.weighted_rows(rows, sample + index) for index in range(len(exact))]
-    return upward(torch.stack(drives), p + center.spread.terms) + _lost(center)
+    terms = query.form.sizes[1] + center.spread.terms
+    return upward(_weighted(query, B.to_dense()), terms) + _lost(center)
 
 
 LARGEST_SVD = 2**24  # entries up to which the largest singular value is computed

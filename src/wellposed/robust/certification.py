@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from time import monotonic
 from typing import Any, Literal
 
 import numpy as np
@@ -39,7 +38,6 @@ from wellposed.robust.linear_programs import (
     continued_box,
     crown_intervals,
     in_float64,
-    of_sample,
     side_by_side,
     triangle_set,
 )
@@ -51,6 +49,7 @@ from wellposed.robust.query import (
     Posed,
     Query,
     check_target,
+    deadline,
     margins,
     output_size,
     to_form,
@@ -381,14 +380,13 @@ def branch_and_bound(
     """
     if not isinstance(inputs, Box):
         raise InputError(f"branch and bound splits boxes; received a {type(inputs).__name__}")
-    _check_budget(budget)
     form, exact, _ = Posed.of(model, inputs)
     q = form.sizes[2]
     rows = margins(q, check_target(target, len(inputs), q), exact.center)
     verdicts = []
     for index in range(len(inputs)):
         one = Box(exact.box().lower[index : index + 1], exact.box().upper[index : index + 1])
-        query = in_float64(Query(form, one, rows[index : index + 1], monotonic() + budget))
+        query = in_float64(Query(form, one, rows[index : index + 1], deadline(budget)))
         goals = [[row] for row in range(q) if row != int(target[index])]
         verdicts.append(_Search(query, goals, torch.zeros(q, dtype=torch.float64)).run())
     return verdicts
@@ -411,8 +409,7 @@ def decide(
         >>> [decide(form, [Forbidden(box, row, torch.tensor([-most]))]).status for most in (3.0, 1.0)]
         ['proven', 'counter-example']
     """
-    _check_budget(budget)
-    deadline, verdicts = monotonic() + budget, []
+    end, verdicts = deadline(budget), []
     boxes: dict[int, list[Forbidden]] = {}
     for one in sets:
         boxes.setdefault(id(one.inputs), []).append(one)
@@ -423,7 +420,7 @@ def decide(
             raise InputError(f"the property has {rows.shape[1]} outputs, the network {form.sizes[2]}")
         if not bool(rows.isfinite().all() and offset.isfinite().all()):
             raise InputError(f"inequalities need finite numbers; received rows {rows.tolist()}, {offset.tolist()}")
-        query = in_float64(Query(form, exact, rows[None].to(exact.center), deadline))
+        query = in_float64(Query(form, exact, rows[None].to(exact.center), end))
         numbers = torch.arange(len(rows)).split([len(one.rows) for one in together])
         search = _Search(query, [part.tolist() for part in numbers], offset.double(), complete)
         verdicts.append(search.run())
@@ -434,11 +431,6 @@ def decide(
     branch = any(verdict.branch for verdict in verdicts)
     nodes = sum(verdict.nodes for verdict in verdicts)
     return Verdict("proven" if proven else "undecided", gap, nodes, branch=branch)
-
-
-def _check_budget(budget: float) -> None:
-    if not budget > 0:
-        raise InputError(f"the time budget is a positive number of seconds; received {budget}")
 
 
 @dataclass(order=True)
@@ -525,13 +517,13 @@ class _Search:
             objectives, constant=objectives.constant + offset, slack=objectives.slack + 2 * EPS * size
         )
         self.nodes += 1
-        none, known = self.objectives.part([]), side_by_side([root.z(k) for k in range(len(root.activations))])
+        none, known = self.objectives.part([]), side_by_side(root.preactivations)
         kept, assumed = self._kept(root, known), none
         if kept is not None:
             z, assumed = kept, self.objectives.part([row for goal in self.goals for row in goal]).negated
         else:
             continue_loops(root)
-            z = side_by_side([root.z(k) for k in range(len(root.activations))])
+            z = side_by_side(root.preactivations)
         z = self._narrowed(z, assumed)
         bounds = self._maximum(z, none, self.objectives)
         gaps = [float(bounds[goal].min()) for goal in self.goals]
@@ -569,14 +561,14 @@ class _Search:
         if not bool((point.maximum(rows, torch.zeros(len(rows), dtype=torch.int64), 0).bound < 0).all()):
             return None
         box = continued_box(
-            self.constraints, self._inputs, of_sample(z, 0), of_sample(center, 0),
+            self.constraints, self._inputs, z.at(0), center.at(0),
             torch.ones_like(z.lower[0], dtype=torch.bool), self.query, rows.negated, FAR,
         )  # fmt: skip
         return None if box is None else Interval(box.lower[None], box.upper[None])
 
     @property
     def _inputs(self) -> Interval:
-        return of_sample(self.query.set.box().interval, 0)
+        return self.query.set.box().interval.at(0)
 
     def _chosen(self, regions: Regions, active: Tensor) -> tuple[Tensor, Tensor]:
         """Returns regions and units that are not affine there; if these are too many, those furthest from it."""
@@ -705,7 +697,7 @@ class _Search:
         if len(least):
             self._try(regions.inputs_at(found.point))
         return [
-            _Part((-float(least[k]), next(self.number)), of_sample(z, k), scores[k], _of_part(memory, k))
+            _Part((-float(least[k]), next(self.number)), z.at(k), scores[k], _of_part(memory, k))
             for k in range(len(least))
         ]
 
@@ -730,7 +722,7 @@ class _Search:
         ends = zip(*(end[None].split(self.query.form.partition, dim=1) for end in joined), strict=True)
         z = [Interval(*pair) for pair in ends]
         x = [Interval(*(end.clamp(min=0) for end in one)) if self.relu[k] else one for k, one in enumerate(z)]
-        polyhedron = triangle_set(self.constraints, of_sample(side_by_side(x), 0), joined, self.query.set, 0)
+        polyhedron = triangle_set(self.constraints, side_by_side(x).at(0), joined, self.query.set, 0)
         rows, offset = self.rows[goal], self.offset[goal]
         weights = self._least_rows(polyhedron, x, goal) if len(goal) > 1 else torch.ones(1, dtype=torch.float64)
         query = replace(self.query, combination=(weights @ rows)[None, None], cache={})

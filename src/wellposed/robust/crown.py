@@ -542,7 +542,8 @@ def optimised(backward: CrownPass, rows: Functionals, steps: int) -> SlopeChoice
 
     Free are the slopes below a convex and above a concave piece; the best ones found are returned for each row.
     """
-    rows = _constant(rows)
+    states = {k: part.detach() for k, part in rows.states.items()}
+    rows = replace(rows, states=states, inputs=rows.inputs.detach(), constant=rows.constant.detach())
     base, masks = _start(backward, rows.sample)
     if not base:
         return {}
@@ -595,11 +596,6 @@ def _joined(
 ) -> tuple[Tensor, Tensor]:
     lower, upper = (torch.where(m, a, b) for m, a, b in zip(masks, moving, base, strict=True))
     return lower, upper
-
-
-def _constant(rows: Functionals) -> Functionals:
-    states = {k: part.detach() for k, part in rows.states.items()}
-    return Functionals(states, rows.inputs.detach(), rows.constant.detach(), rows.size, rows.sample, rows.lost)
 
 
 CHUNK = {"cpu": 2**17}  # entries of rows that are carried back at a time, for processors what their caches hold
@@ -820,8 +816,7 @@ def center_preactivations(query: Query) -> list[Interval]:
         enclosure = IntervalPropagation(point, box_states).run()
     except (IllPosedError, MethodError):
         enclosure = _center_by_certificates(point, center)
-    intervals = [enclosure.z(k) for k in range(len(center.states))]
-    return [Interval.around(z.center, z.radius, query.form.dtype) for z in intervals]
+    return [Interval.around(z.center, z.radius, query.form.dtype) for z in enclosure.preactivations]
 
 
 def _center_by_certificates(point: Query, center: CenterSolve) -> IntervalPropagation:

@@ -22,7 +22,10 @@ from wellposed.robust.query import Bounds, MethodError, as_form
 from wellposed.robust.sets import Box, Uncertainty
 
 INK, RED, QUIET = "#1c2530", "#c2410c", "#5b6168"
+PALETTE = ("#1f5fd0", "#c2410c", "#00795a", "#b0508a", "#a86a00", "#2b7fb8", "#4b5563", "#7c3aed")
+DRAWN = ("box", "lp", "interval", "l2", "crown", "optimised", "triangle")
 PER_ROW = 8
+Path = str | os.PathLike[str] | None
 
 
 def gallery(
@@ -30,7 +33,7 @@ def gallery(
     clean: Tensor,
     attack: Attack,
     target: Tensor,  # (B,)
-    path: str | os.PathLike[str] | None = None,
+    path: Path = None,
     *,
     count: int = PER_ROW,
     classes: Sequence[str] | None = None,
@@ -69,15 +72,13 @@ def gallery(
         before = model(clean).argmax(1)
     rows = telling(before, attack, target)[:count].tolist()
     names = [str(k) for k in range(attack.outputs.shape[1])] if classes is None else list(classes)
-    figure = require("matplotlib.figure", extra="plots").Figure(figsize=(1.2 * len(rows) + 1.2, 4.3), dpi=150)
+    figure = _figure(1.2 * len(rows) + 1.2, 4.3)
     _draw(figure, clean, attack, rows, ([names[k] for k in before], [names[k] for k in attack.outputs.argmax(1)]))
     right = before == target
     changed, count = int((right & attack.success).sum()), int(right.sum())
     shown = title or f"{attack.name}: {changed} of {count} samples that were right are given a wrong class (red)"
     figure.suptitle(shown, fontsize=10, color=INK)
-    if path is not None:
-        save_figure(figure, path, bbox_inches="tight")
-    return figure
+    return _finished(figure, path)
 
 
 def _draw(figure: Any, clean: Tensor, attack: Attack, rows: list[int], said: tuple[list[str], list[str]]) -> None:
@@ -161,11 +162,6 @@ def _bare(axes: Any) -> None:
     axes.set_yticks([])
     for side in axes.spines.values():
         side.set_color("#d3d9e1")
-
-
-PALETTE = ("#1f5fd0", "#c2410c", "#00795a", "#b0508a", "#a86a00", "#2b7fb8", "#4b5563", "#7c3aed")
-DRAWN = ("box", "lp", "interval", "l2", "crown", "optimised", "triangle")
-Path = str | os.PathLike[str] | None
 
 
 def row_correlation(S: Tensor) -> float:  # (q, p)
@@ -396,9 +392,10 @@ def _figure(width: float, height: float) -> Any:
     return require("matplotlib.figure", extra="plots").Figure(figsize=(width, height), dpi=150)
 
 
-def _finished(figure: Any, path: Path, note: str) -> Any:
-    """Prints a note under the picture and writes it."""
-    figure.text(0.5, -0.01, note, ha="center", va="top", fontsize=8, color=QUIET, wrap=True)
+def _finished(figure: Any, path: Path, note: str = "") -> Any:
+    """Prints a note under the picture, if there is one, and writes it."""
+    if note:
+        figure.text(0.5, -0.01, note, ha="center", va="top", fontsize=8, color=QUIET, wrap=True)
     if path is not None:
         save_figure(figure, path, bbox_inches="tight")
     return figure

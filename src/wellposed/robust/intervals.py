@@ -146,6 +146,11 @@ class IntervalPropagation:
         """The states of all blocks."""
         return [self.x(k) for k in range(len(self._x))]
 
+    @property
+    def preactivations(self) -> list[Interval]:
+        """The pre-activations of all blocks."""
+        return [self.z(k) for k in range(len(self._z))]
+
     def copy(self) -> "IntervalPropagation":
         """Returns another one with the same intervals, which may be tightened by itself."""
         other = copy(self)
@@ -287,15 +292,11 @@ def l2_states(query: Query) -> list[Interval]:
 def image_states(query: Query) -> list[Interval]:
     """Encloses all states by what their activations can return, in well-posed forms."""
     query.form.certificate()
-    intervals, looping = [], {k for stage in query.form.order.stages if stage.loop for k in stage.blocks}
-    for k, (phi, size) in enumerate(zip(query.form.activations, query.form.partition, strict=True)):
-        ends = torch.tensor(
-            outward_ends(*phi.image, query.form.dtype), dtype=query.form.dtype, device=query.form.device
-        )
-        if k in looping and not bool(ends.isfinite().all()):
-            raise MethodError(f"{phi.name!r} can return any value")
-        intervals.append(Interval(*(end.expand(len(query.set), size) for end in ends)))
-    return intervals
+    for stage in query.form.order.stages:
+        for phi in (query.form.activations[k] for k in stage.blocks if stage.loop is not None):
+            if not all(math.isfinite(end) for end in outward_ends(*phi.image, query.form.dtype)):
+                raise MethodError(f"{phi.name!r} can return any value")
+    return unbounded_states(query)
 
 
 OPEN = 1e-6  # of their size, what a solver may leave open at the center

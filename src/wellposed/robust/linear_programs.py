@@ -263,7 +263,7 @@ def printed_set(rows: ReluConstraints, x: Interval, inputs: Uncertainty, index: 
     Args:
         x: (n,), the box of Theorem 5.
     """
-    matrix, lower, upper = rows.equations(x, of_sample(inputs.box().interval, index))
+    matrix, lower, upper = rows.equations(x, inputs.box().interval.at(index))
     upper = np.where(rows.relu, np.inf, upper)
     low = np.where(rows.relu, np.maximum(to_array(x.lower), 0.0), to_array(x.lower))
     states = low, np.maximum(to_array(x.upper), low)
@@ -276,7 +276,7 @@ def triangle_set(rows: ReluConstraints, x: Interval, z: Interval, inputs: Uncert
     The last line is the triangle ``x <= h (z - l) / (h - l)``; a state that is always on has w = 0, which makes
     ``x = z``, and one that is always off x = 0.
     """
-    matrix, lower, upper = rows.equations(x, of_sample(inputs.box().interval, index))
+    matrix, lower, upper = rows.equations(x, inputs.box().interval.at(index))
     low, high = to_array(z.lower), to_array(z.upper)
     n = len(low)
     cut = np.where(rows.relu, np.maximum(-low, 0.0), 0.0)  # the upper ends of w
@@ -328,11 +328,6 @@ def _counted(
     upper = np.concatenate([sides[1], center, [float(inputs.k)]])
     both = [np.concatenate([end, np.full(2 * p, value)]) for end, value in zip(ends, (0.0, 1.0), strict=True)]
     return np.concatenate([wide, shares]), (lower, upper), both
-
-
-def of_sample(whole: Interval, index: int) -> Interval:
-    """Takes the intervals of one sample."""
-    return Interval(whole.lower[index], whole.upper[index])
 
 
 def to_array(values: torch.Tensor) -> Array:
@@ -405,14 +400,10 @@ class Relaxation:
         if self.kind == "lp":
             states = box_states(wide)
             x = side_by_side(states)
-            return states, (printed_set(rows, of_sample(x, i), wide.set, i) for i in range(len(wide.set)))
+            return states, (printed_set(rows, x.at(i), wide.set, i) for i in range(len(wide.set)))
         enclosure = tightest_intervals(wide, self.rounds)
-        states = enclosure.states
-        x = side_by_side(states)
-        z = side_by_side([enclosure.z(k) for k in range(len(states))])
-        return states, (
-            triangle_set(rows, of_sample(x, i), of_sample(z, i), wide.set, i) for i in range(len(wide.set))
-        )
+        x, z = side_by_side(enclosure.states), side_by_side(enclosure.preactivations)
+        return enclosure.states, (triangle_set(rows, x.at(i), z.at(i), wide.set, i) for i in range(len(wide.set)))
 
     def _name(self, query: Query) -> str:
         return self.kind if isinstance(query.set, Box | SparseBox) else f"{self.kind} (box around the set)"
@@ -882,8 +873,8 @@ def continue_loops(enclosure: IntervalPropagation) -> None:
             center = side_by_side([centers[k] for k in blocks])
             low, high = known.lower.clone(), known.upper.clone()
             for index in range(len(query.set)):
-                inputs, start = of_sample(query.set.box().interval, index), of_sample(center, index)
-                proven = continued_box(part, inputs, of_sample(known, index), start, looping, query)
+                inputs, start = query.set.box().interval.at(index), center.at(index)
+                proven = continued_box(part, inputs, known.at(index), start, looping, query)
                 if proven is not None:
                     low[index], high[index], changed = *proven, True
             sizes = [query.form.partition[k] for k in blocks]

@@ -33,6 +33,20 @@ class MethodError(InputError):
     """A method does not apply to the form or set; the message says why and what does."""
 
 
+def deadline(budget: float | None) -> float:
+    """Returns when so many seconds are over; never where they are None.
+
+    Example:
+        >>> deadline(None)
+        inf
+    """
+    if budget is None:
+        return math.inf
+    if not budget > 0:
+        raise InputError(f"the time budget is a positive number of seconds; received {budget}")
+    return time.monotonic() + budget
+
+
 @dataclass(frozen=True)
 class Query:
     """Asks for bounds of ``combination @ y`` for every sample, or of all states.
@@ -318,7 +332,7 @@ class Functionals:
     def negated(self) -> "Functionals":
         """The functions times -1."""
         states = {k: -part for k, part in self.states.items()}
-        return Functionals(states, -self.inputs, -self.constant, self.size, self.sample, self.lost)
+        return replace(self, states=states, inputs=-self.inputs, constant=-self.constant)
 
     @property
     def both_signs(self) -> "Functionals":

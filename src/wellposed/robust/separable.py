@@ -21,7 +21,6 @@ from wellposed.robust.linear_programs import (
     LinearProgram,
     ReluConstraints,
     in_float64,
-    of_sample,
     side_by_side,
     tightest_intervals,
     to_array,
@@ -242,7 +241,7 @@ def separable_bound(
     rows = ReluConstraints.of(wide.form, "separable_bound")
     x, z = _intervals(wide, relaxation)
     values = [
-        _Dual(rows, wide.set, index, f, of_sample(x, index), of_sample(z, index)).least(rounds, tolerance)
+        _Dual(rows, wide.set, index, f, x.at(index), z.at(index)).least(rounds, tolerance)
         for index in range(len(inputs))
     ]
     value, lost = convert_outward(torch.tensor(values, dtype=torch.float64), inputs.dtype)
@@ -253,8 +252,7 @@ def _intervals(wide: Query, relaxation: str) -> tuple[Interval, Interval]:
     """Returns intervals of the states and of the pre-activations, with no lower end where the theorem has none."""
     if relaxation == "triangle":
         enclosure = tightest_intervals(wide, 3)
-        states = enclosure.states
-        return side_by_side(states), side_by_side([enclosure.z(k) for k in range(len(states))])
+        return side_by_side(enclosure.states), side_by_side(enclosure.preactivations)
     x = side_by_side(box_states(wide))
     return x, Interval(torch.where(x.lower > 0, x.lower, -torch.inf), x.upper)
 
@@ -309,27 +307,24 @@ class _Dual:
         total = torch.maximum(above, below)
         value = support + float(lam @ torch.as_tensor(self.rows.bias)) + float(total.sum())
         first = above >= below
-        x, z = torch.where(first, point, 0.0), torch.where(first, point, off.clamp(min=-self._reach()))
+        off = off.clamp(min=-(2 * self._size() + 1))  # where z has no end
+        x, z = torch.where(first, point, 0.0), torch.where(first, point, off)
         return Peaks(value + self._lost(lam, total), x, z)
 
     def _lost(self, lam: Tensor, total: Tensor) -> float:
         u = self.set.box().interval.magnitude[self.index]
-        size = (
-            torch.as_tensor(self.rows.absolute_states) @ self.x.magnitude
-            + torch.as_tensor(self.rows.absolute_inputs) @ u
-        )
-        size = size + torch.as_tensor(self.rows.bias).abs() + self.x.magnitude + self.z.upper.abs()
+        size = self._size() + self.x.magnitude + self.z.upper.abs()
         ends = torch.where(self.z.lower.isinf(), 0.0, self.z.lower.abs())
         magnitude = (lam.abs() * (size + ends)).sum() + total.abs().sum()
         terms = self.rows.terms + len(lam) + len(u) + 64
         lost = 8 * terms * TINY * float(1 + self.x.magnitude.sum() + u.sum() + lam.abs().sum())
         return float(rounding_slack(2 * magnitude, terms)) + lost
 
-    def _reach(self) -> Tensor:
-        """Bounds |z|, where a point without an end is put."""
+    def _size(self) -> Tensor:
+        """Bounds ``|A||x| + |B||u| + |b|``."""
         u = self.set.box().interval.magnitude[self.index]
         size = (
             torch.as_tensor(self.rows.absolute_states) @ self.x.magnitude
             + torch.as_tensor(self.rows.absolute_inputs) @ u
         )
-        return 2 * (size + torch.as_tensor(self.rows.bias).abs()) + 1
+        return size + torch.as_tensor(self.rows.bias).abs()

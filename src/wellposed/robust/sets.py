@@ -120,8 +120,8 @@ class Interval(NamedTuple):
         """Replaces what no arithmetic can have proven by all numbers; see `proven`."""
         return Interval(*proven(self.lower, self.upper))
 
-    def at(self, sample: Tensor) -> "Interval":
-        """Takes the rows of some samples."""
+    def at(self, sample: Tensor | int) -> "Interval":
+        """Takes the rows of some samples, or the only row of one."""
         return Interval(self.lower[sample], self.upper[sample])
 
     def largest(self, coefficients: Tensor) -> Tensor:  # (R, n) -> (R,)

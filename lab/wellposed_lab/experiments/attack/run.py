@@ -26,7 +26,7 @@ from wellposed.robust.attacks import (
     train_surrogate,
     transfer_attack,
 )
-from wellposed.robust.attacks.attack import Loss, Threat, under_attack
+from wellposed.robust.attacks.attack import Loss, Threat, largest, under_attack
 from wellposed.robust.crown import enclosed
 from wellposed.robust.draw import as_picture, row_correlation, strongest, telling
 from wellposed.robust.query import Functionals, Query, as_form, margins
@@ -195,8 +195,7 @@ def white_attack(
             scores = victim.gradient(u, Loss("margin"))[1].abs().flatten(1)
         else:
             scores = torch.rand(len(u), u[0].numel(), generator=torch.Generator().manual_seed(seed))
-        chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, scores.topk(count, dim=1).indices, True)
-        victim.try_(torch.where(chosen.view_as(u), 1.0, u))
+        victim.try_(torch.where(largest(scores, count).view_as(u), 1.0, u))
     return victim.attack(f"{ranking} ranked, white")
 
 

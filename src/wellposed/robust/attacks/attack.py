@@ -172,8 +172,20 @@ def margin(outputs: Tensor, target: Tensor) -> Tensor:  # (R, q), (R,) -> (R,)
         >>> margin(torch.tensor([[1.0, 0.0, -2.0]]), torch.tensor([0]))
         tensor([-1.])
     """
-    own = torch.zeros_like(outputs, dtype=torch.bool).scatter(1, target[:, None], True)
-    return outputs.masked_fill(own, -torch.inf).amax(1) - outputs.gather(1, target[:, None])[:, 0]
+    others = outputs.scatter(1, target[:, None], -torch.inf)
+    return others.amax(1) - outputs.gather(1, target[:, None])[:, 0]
+
+
+def largest(scores: Tensor, count: int) -> Tensor:
+    """Marks the largest entries of every sample.
+
+    Example:
+        >>> largest(torch.tensor([[3.0, 1.0, 2.0]]), 2)
+        tensor([[ True, False,  True]])
+    """
+    flat = scores.flatten(1)
+    marks = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, flat.topk(count, dim=1).indices, True)
+    return marks.view_as(scores)
 
 
 @contextmanager
@@ -276,14 +288,9 @@ class Threat:
             points = self.u + (change * factor[:, None]).view_as(self.u)
         lower, upper = self.ends
         points = torch.minimum(torch.maximum(points, lower), upper)
-        return points if self.count is None else self._fewest(points)
-
-    def _fewest(self, points: Tensor) -> Tensor:
-        """Keeps the largest changes."""
-        change = (points - self.u).abs().flatten(1)
-        largest = torch.zeros_like(change, dtype=torch.bool)
-        largest.scatter_(1, change.topk(self.count or 0, dim=1).indices, True)
-        return torch.where(largest.view_as(self.u), points, self.u)
+        if self.count is None:
+            return points
+        return torch.where(largest((points - self.u).abs(), self.count), points, self.u)
 
     def steepest(self, gradient: Tensor) -> Tensor:
         """Returns the direction of length one in which a linear function rises fastest."""
@@ -301,9 +308,7 @@ class Threat:
         points = torch.where(gradient > 0, upper, torch.where(gradient < 0, lower, self.u))
         if self.count is None:
             return points
-        gain = (gradient * (points - self.u)).flatten(1)
-        largest = torch.zeros_like(gain, dtype=torch.bool).scatter_(1, gain.topk(self.count, dim=1).indices, True)
-        return torch.where(largest.view_as(points), points, self.u)
+        return torch.where(largest(gradient * (points - self.u), self.count), points, self.u)
 
     def random(self, generator: torch.Generator | None = None) -> Tensor:
         """Draws a point of the set for every sample."""

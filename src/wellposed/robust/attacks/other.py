@@ -137,8 +137,8 @@ def lp_attack(
 
 def _order(victim: Victim, goals: int | None) -> Tensor:  # (B, G)
     """Sorts the other classes by their outputs."""
-    own = torch.zeros_like(victim.best_outputs, dtype=torch.bool).scatter(1, victim.target[:, None], True)
-    order = victim.best_outputs.masked_fill(own, -torch.inf).argsort(dim=1, descending=True)
+    others = victim.best_outputs.scatter(1, victim.target[:, None], -torch.inf)
+    order = others.argsort(dim=1, descending=True)
     return order[:, : min(goals or victim.classes, victim.classes - 1)]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wellposed.errors import InputError, positive_integer, unknown_name
-from wellposed.robust.attacks.attack import Attack, Loss, Model, Threat, Victim, under_attack
+from wellposed.robust.attacks.attack import Attack, Loss, Model, Threat, Victim, largest, under_attack
 from wellposed.robust.query import check_target
 from wellposed.robust.sensitivity import sensitivity
 
@@ -107,8 +107,7 @@ def _scores(
 def _chosen(scores: Tensor, threat: Threat) -> Tensor:
     if threat.count is None:
         return torch.ones_like(threat.u, dtype=torch.bool)
-    best = scores.topk(threat.count, dim=1).indices
-    return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, best, True).view_as(threat.u)
+    return largest(scores, threat.count).view_as(threat.u)
 
 
 def _moved(threat: Threat, slope: Tensor | None, generator: torch.Generator) -> Tensor:
@@ -173,8 +172,7 @@ def _goals(victim: Victim, goal: Tensor | None) -> Tensor:
         if bool((goal == victim.target).any()):
             raise InputError("a goal must differ from the target of its sample")
         return goal
-    own = torch.zeros_like(victim.best_outputs, dtype=torch.bool).scatter(1, victim.target[:, None], True)
-    return victim.best_outputs.masked_fill(own, -torch.inf).argmax(1)
+    return victim.best_outputs.scatter(1, victim.target[:, None], -torch.inf).argmax(1)
 
 
 def _slopes(victim: Victim, points: Tensor, goals: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # (B, p) each
