@@ -103,6 +103,29 @@ def test_parts_of_such_a_loop_are_told_apart_by_their_bounds(monkeypatch):
     assert parts[0].bound > 0.1 and parts[0].scores.max() > 0.01
 
 
+@pytest.mark.parametrize("first", [1e150, 1e200, 1e300])
+@pytest.mark.parametrize("second", [1e108, 1e157, 1e158, 1e200])
+def test_outputs_that_overflow_prove_nothing(first, second):
+    """The second output is far larger than the first, which in float64 is infinity more than zero."""
+    B, C = torch.tensor([[first]], dtype=F64), torch.tensor([[0.0], [second]], dtype=F64)
+    form = ImplicitForm(torch.zeros(1, 1, dtype=F64), B, C)
+    box = Box(torch.ones(1, 1, dtype=F64), 2 * torch.ones(1, 1, dtype=F64))
+    rows = torch.tensor([[-1.0, 1.0], [1.0, 0.0]], dtype=F64)
+    verdicts = branch_and_bound(form, box, torch.tensor([0]), 5.0)
+    for count in (1, 2):
+        verdicts.append(decide(form, [Forbidden(box, rows[:count], torch.zeros(count, dtype=F64))], 5.0))
+    assert all(verdict.status != "proven" for verdict in verdicts)
+
+
+@pytest.mark.parametrize("weight", [1e150, 1e200, 1e300])
+def test_states_that_overflow_prove_nothing(weight):
+    A, B = torch.zeros(3, 3, dtype=F64), torch.zeros(3, 1, dtype=F64)
+    A[1, 2] = B[2, 0] = weight
+    box = Box(torch.full((1, 1), -1.0, dtype=F64), torch.full((1, 1), 0.5, dtype=F64))
+    (verdict,) = branch_and_bound(ImplicitForm(A, B, torch.eye(3, dtype=F64)), box, torch.tensor([2]), 5.0)
+    assert verdict.status != "proven" and verdict.gap > 0
+
+
 def test_time_that_is_over_leaves_a_gap():
     torch.manual_seed(1)
     form = looped(20, kappa=0.9)

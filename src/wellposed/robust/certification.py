@@ -528,7 +528,7 @@ class _Search:
         bounds = self._maximum(z, none, self.objectives)
         gaps = [float(bounds[goal].min()) for goal in self.goals]
         for k, goal in enumerate(self.goals):
-            if gaps[k] >= 0 and self.best < 0 and not self.query.late:
+            if 0 <= gaps[k] < math.inf and self.best < 0 and not self.query.late:
                 gaps[k] = self._bound_goal(z, goal, gaps[k], assumed)
         if kept is not None and max(gaps) >= 0:  # beyond a change of class nothing is known but this
             bounds = self._maximum(known, none, self.objectives)
@@ -589,7 +589,7 @@ class _Search:
                 break
             before = z
             z, memory = self._tighten(z, conditions, active, memory, MORE_STEPS if round else STEPS)
-            if float(z.width.sum()) > WORTH * float(before.width.sum()):
+            if not float(z.width.sum()) < WORTH * float(before.width.sum()):
                 break
         return z
 
@@ -734,8 +734,9 @@ class _Search:
             0
         ] + weights @ offset.abs()
         slack = float(objectives.slack[0]) + 8 * (len(goal) + 1) * EPS * float(size) * (len(goal) > 1)
-        total = optimum.bound + float(objectives.constant[0]) + slack
-        return math.nextafter(total + float(weights @ offset), math.inf) / float(weights.sum())
+        total = optimum.bound + float(objectives.constant[0]) + slack + float(weights @ offset)
+        bound = math.nextafter(total, math.inf) / float(weights.sum())
+        return bound if bound > -math.inf else math.inf  # overflow proves nothing
 
     def _least_rows(self, polyhedron: RelaxedSet, x: list[Interval], goal: list[int]) -> Tensor:
         """Returns weights of rows whose sum bounds the least of them; tries the input at which that is largest."""
@@ -743,8 +744,10 @@ class _Search:
         lines = np.stack([polyhedron.objective(*objectives.objective(0, row)) for row in goal])
         constants = (objectives.constant[goal] + self.offset[goal]).numpy()
         largest = np.maximum(np.abs(program.lower), np.abs(program.upper))
-        reach = float((np.abs(lines) @ largest + np.abs(constants)).max()) + 1.0
         count, tall = len(goal), len(program.matrix)
+        reach = float((np.abs(lines) @ largest + np.abs(constants)).max()) + 1.0
+        if not math.isfinite(reach):
+            return torch.ones(count, dtype=torch.float64)
         matrix = np.zeros((tall + count, program.matrix.shape[1] + 1))  # the last variable is the least row
         matrix[:tall, :-1], matrix[tall:, :-1], matrix[tall:, -1] = program.matrix, lines, -1.0
         with_least = LinearProgram(
