@@ -738,7 +738,8 @@ class _PrimalDual:
         whole = torch.cat([(eye - self.A) * x, -eye * w, -self.B], dim=1)
         unit = 1 / whole.norm(dim=1).clamp(min=1e-20)
         whole = whole * unit[:, None]
-        norm = float(torch.linalg.eigvalsh(whole @ whole.mT)[-1].sqrt())
+        gram = (whole @ whole.mT).nan_to_num(0.0, 0.0, 0.0)  # of what overflows nothing has to be found
+        norm = float(torch.linalg.eigvalsh(gram)[-1].sqrt())
         steep = (lam.abs() / unit).mean(1, keepdim=True).clamp(min=1e-9) / norm
         reach = self._range(self.G, self.H).square().clamp(min=1e-30)
         of_weights = SHARE * self._range(self.c, self.g)[:, None] / reach
