@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from tests.campaigns.complete import KINDS, instance
 from tests.robust.robust_cases import F64, exact_maximum, looped, mlp
@@ -169,6 +170,25 @@ def test_rows_that_cannot_hold_together_are_proven_apart():
     meeting = Forbidden(box, rows, torch.tensor([-0.5, 0.6], dtype=F64))
     verdict = decide(form, [meeting])
     assert verdict.status == "counter-example" and 0.5 <= verdict.input.item() <= 0.6
+
+
+def test_one_class_is_kept():
+    form, u = ImplicitForm(torch.zeros(2, 2), torch.ones(2, 1), torch.ones(1, 2)), torch.zeros(2, 1)
+    verdicts = branch_and_bound(form, Box(u - 1, u + 1), torch.zeros(2, dtype=torch.int64))
+    assert [verdict.status for verdict in verdicts] == ["proven", "proven"]
+
+
+@pytest.mark.parametrize(("apart", "status"), [(-1e-3, "proven"), (1e-3, "counter-example")])
+def test_networks_without_states_are_decided(apart, status):
+    """Of two rows, each of which alone is nonnegative somewhere."""
+    torch.manual_seed(0)
+    network, box = nn.Linear(3, 2).double(), Box(torch.zeros(1, 3, dtype=F64), torch.ones(1, 3, dtype=F64))
+    rows, middle = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=F64), network(box.center).detach()[0, 0]
+    forbidden = Forbidden(box, rows, torch.stack([apart - middle, apart + middle]))
+    assert decide(network, [forbidden]).status == status
+    empty = ImplicitForm(torch.zeros(0, 0), torch.zeros(0, 3), torch.zeros(0, 0))
+    nothing = Forbidden(Box(torch.zeros(1, 3), torch.ones(1, 3)), torch.zeros(1, 0), torch.tensor([apart]))
+    assert decide(empty, [nothing]).status == status
 
 
 def test_properties_that_do_not_fit_are_refused():

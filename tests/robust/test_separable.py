@@ -129,6 +129,11 @@ def test_layers_have_the_same_bound_as_the_triangle_program():
     )
 
 
+def test_no_samples_have_no_bounds():
+    form, none = looped(4).replaced(bias=None), torch.zeros(0, 4, dtype=F64)
+    assert separable_bound(form, Box(none, none), Separable.linear(torch.ones(4))).shape == (0,)
+
+
 def test_bad_input_is_refused():
     form, inputs = plain(), Box.around(torch.rand(1, 4, dtype=F64), 0.05)
     with pytest.raises(InputError, match="curvature"):

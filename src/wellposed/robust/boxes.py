@@ -94,7 +94,7 @@ def _by_stages(
 ) -> Tensor:  # (B, n)
     """Computes the states block by block, loops by ``solve(loop, v, start)``."""
     states = list(x.split(form.partition, dim=1))
-    bias = torch.zeros_like(x[0]) if form.bias is None else form.bias
+    bias = x.new_zeros(x.shape[1]) if form.bias is None else form.bias
     offsets = (form.blocks[1].apply(u) + bias).split(form.partition, dim=1)
     for stage in form.order.stages:
         rows = {k: form.order.rows[k] for k in stage.blocks}
@@ -182,7 +182,7 @@ def solve_loop(system: LoopEquation, v: Tensor, start: Tensor) -> Tensor:  # (B,
 
 def _residual(form: ImplicitForm, spread: AbsoluteForm, x: Tensor, u: Tensor) -> list[Tensor]:
     A, B, _ = form.blocks
-    bias = torch.zeros_like(x[0]) if form.bias is None else form.bias
+    bias = x.new_zeros(x.shape[1]) if form.bias is None else form.bias
     z = A.apply(x) + B.apply(u) + bias
     size = spread.A.apply(x.abs()) + spread.B.apply(u.abs()) + bias.abs()
     lost = underflow(A, TINY) + underflow(B, TINY) + underflow(spread.A, TINY) + underflow(spread.B, TINY)

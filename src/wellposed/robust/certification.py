@@ -486,6 +486,8 @@ class _Search:
         """Splits until nothing is left, a counter-example is found or the time is over."""
         if self.branch is not None and not bool(self.branch.proven.all()):
             return Verdict("undecided", math.inf, 0, branch=True)
+        if not self.goals:  # there is one class alone
+            return Verdict("proven", -math.inf, 0, branch=self.branch is not None)
         self._try(self._ascend() if self.branch is None else self._first_order())
         gaps = [-math.inf]
         if self.best < 0:
@@ -625,6 +627,8 @@ class _Search:
             bound: what is known of it.
             assumed: rows that are nonnegative wherever that matters, those of all goals times -1, or none.
         """
+        if not z.lower.numel():
+            return self._leaf(z.at(0), goal)
         done, least = -math.inf, SOLVED * (1 + bound)
         rows = self.objectives.part(goal)
         rows = replace(rows, constant=rows.constant + least, slack=rows.slack + 2 * EPS * rows.constant.abs())
@@ -772,10 +776,10 @@ class _Search:
         x = self._states(u, polish=True)
         z = form.A.apply(x) + form.B.apply(u) + (0.0 if form.bias is None else form.bias)
         phis = zip(form.activations, z.split(form.partition, dim=1), strict=True)
-        residual = (x - torch.cat([phi.function(part) for phi, part in phis], dim=1)).abs().amax(1)
+        residual = _largest(x - torch.cat([phi.function(part) for phi, part in phis], dim=1))
         y = self._outputs(x, u)
-        value = self._least(y).amax(1) - SOLVED * (1 + y.abs().amax(1) * self.rows.abs().amax())
-        value = torch.where(residual < 1e-4 * SOLVED * (1 + x.abs().amax(1)), value, -math.inf)
+        value = self._least(y).amax(1) - SOLVED * (1 + _largest(y) * _largest(self.rows).amax())
+        value = torch.where(residual < 1e-4 * SOLVED * (1 + _largest(x)), value, -math.inf)
         if self.branch is not None:
             low, high = self.branch.preactivations
             value = torch.where(((z > low) & (z < high)).all(1), value, -math.inf)  # else another equilibrium
@@ -820,6 +824,11 @@ class _Search:
             u = (u.detach() + radius * max(0.05, 1 - step / steps) * slope.sign()).clamp(box.lower, box.upper)
             points.append(u)
         return torch.cat(points).detach()
+
+
+def _largest(values: Tensor) -> Tensor:  # (R, n) -> (R,)
+    """Returns the largest absolute value of every row, zero where there are no columns."""
+    return F.pad(values.abs(), (0, 1)).amax(1)
 
 
 def _kept_in(memory: Start, where: tuple[Tensor, Tensor], found: Maximum) -> Start:
