@@ -455,6 +455,8 @@ def test_no_order_is_judged_where_both_sides_say_nothing():
     found = judge(rule, [*seeds([0.52] * 5, "ffw", **fields), *chance])
     assert found.verdict == "undecided" and "both are at chance" in found.why
     assert judge(rule, [*seeds([0.9] * 5, "ffw", **fields), *chance]).verdict == "reproduced"
+    alone = [*seeds([0.50] * 5, "ffw", **fields), *seeds([0.9] * 5, "ffw-noise-0db", **fields)]
+    assert judge(rule, alone).verdict == "refuted"
 
 
 def test_a_limit_of_a_plateau_may_be_another_metric_of_the_record():

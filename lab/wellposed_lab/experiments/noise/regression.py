@@ -44,7 +44,7 @@ def draw_errors(records: Sequence[Record]) -> bytes | None:
 
     None where there is nothing to draw or matplotlib is not installed.
     """
-    scale = best_scale(records)
+    scale = best_scale([record for record in records if record.role != "control"])
     usable = [record for record in records if record.scale == scale and record.error is None]
     known = {record.model for record in usable}
     depths = [n for n, width in WIDTHS.items() if any(f"deq-{width}-{name}" in known for name in PROJECTIONS)]
