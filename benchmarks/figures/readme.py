@@ -138,7 +138,7 @@ def verdict_table() -> str:
     rows = [
         ["published, before the rules", *(before["published"].get(name, 0) for name in JUDGEMENTS)],
         ["published, now", *tally(published).values()],
-        ["of these by fewer than five seeds", *tally(one for one in published if one.marked).values()],
+        ["of these by three or four seeds, or one network", *tally(v for v in published if v.marked).values()],
         ["our own questions, before", *(before["own"].get(name, 0) for name in JUDGEMENTS)],
         ["our own questions, now", *tally(own).values()],
     ]

@@ -1,7 +1,9 @@
 """Verdicts on synthetic records whose right judgement is known."""
 
 import math
+from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from wellposed_lab.engine.claims import (
@@ -15,11 +17,14 @@ from wellposed_lab.engine.claims import (
     is_sentence,
     load_claims,
 )
-from wellposed_lab.engine.experiment import get_suite
+from wellposed_lab.engine.experiment import all_suites, get_suite
 from wellposed_lab.engine.judge import DECIDED, JUDGEMENTS, tally, verdicts
 from wellposed_lab.engine.store import Record, Store, Value
+from wellposed_lab.report.paper import committed_records
 
 from wellposed.errors import InputError
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 OURS = Measure("test_mse", "implicit", "identity", at=30, size="001")
 RIVAL = replace(OURS, model="mlp")
@@ -450,6 +455,8 @@ def test_no_order_is_judged_where_both_sides_say_nothing():
     found = judge(rule, [*seeds([0.52] * 5, "ffw", **fields), *chance])
     assert found.verdict == "undecided" and "both are at chance" in found.why
     assert judge(rule, [*seeds([0.9] * 5, "ffw", **fields), *chance]).verdict == "reproduced"
+    alone = [*seeds([0.50] * 5, "ffw", **fields), *seeds([0.9] * 5, "ffw-noise-0db", **fields)]
+    assert judge(rule, alone).verdict == "refuted"
 
 
 def test_a_limit_of_a_plateau_may_be_another_metric_of_the_record():
@@ -495,17 +502,30 @@ def test_below_five_seeds_an_interval_is_a_range_and_a_verdict_is_marked():
     assert not judge(rule, seeds([1.0]), 196).marked
 
 
+def test_seeds_that_share_one_network_are_marked():
+    records = committed_records(RESULTS)
+    shared = {name for name, suite in all_suites().items() if suite.one_network}
+    dense = defaultdict(set)
+    for one in records:
+        if one.model == "dense" and (accuracy := one.value("accuracy")) is not None:
+            dense[one.suite, one.scale, one.task].add(accuracy)
+    assert shared == {suite for (suite, _, _), values in dense.items() if len(values) == 1}
+    decided = [one for one in verdicts(records) if one.claim.suite in shared and one.verdict in DECIDED]
+    assert len(decided) > 20 and all(one.marked for one in decided)
+
+
 def test_a_claim_counts_once_and_questions_of_ours_apart():
     claims = load_claims()
     rules = [(one.rule, one.value, one.suite, one.own) for one in claims if not isinstance(one.rule, NotATarget)]
     assert len(set(rules)) == len(rules)
     own = [one for one in claims if one.own]
-    assert 20 < len(own) < 40 and {one.suite for one in own} == {
+    assert 20 < len(own) < 50 and {one.suite for one in own} == {
         "volatility",
         "sparsify-fashion",
         "sparsify-cifar",
         "sequence-length",
         "prefix-sums",
+        "adversarial",
     }
     assert sum(tally(verdicts([], claims)).values()) == len(claims)
 

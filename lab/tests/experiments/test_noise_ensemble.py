@@ -36,7 +36,7 @@ from wellposed_lab.experiments.noise.solve import (
 from wellposed_lab.experiments.noise.training import Trainer, chosen, score, train
 from wellposed_lab.networks.twins import FeedForward
 
-from wellposed.equilibrium import Implicit, MeanRelative, Relative, Unrolled, fixed_point
+from wellposed.equilibrium import Implicit, MeanRelative, Relative, Unrolled, fixed_point, watch
 from wellposed.models import Noise
 from wellposed.training import fit
 from wellposed.training.checkpoint import Checkpoint
@@ -118,6 +118,25 @@ def test_a_penalty_keeps_the_jacobians_of_a_regression_small() -> None:
         run._trained(stack, Context())
         penalties.append(float(penalty(stack.member(0), task.test(0, None)[0]).detach()))
     assert penalties[1] < 0.9 * penalties[0]
+
+
+@pytest.mark.parametrize("kind", ["deq", "ffw"])
+def test_a_regression_is_read_out_at_the_mean_iterate_and_at_the_last(kind: str) -> None:
+    task = BumpRegression(samples=48, test_samples=20)
+    run = RegressionRun(suite="", seed=1, scale="paper", task=task, points=(0.0,), pair=Pair(kind, 1),  # type: ignore[arg-type]
+                        training=Training(epochs=1, batch_size=16, learning_rate=1e-3, schedule=None))  # fmt: skip
+    stack = make_stack([run.member], 1, 1, "cpu")
+    result = run._result(stack, torch.zeros(1, 1), "cpu")
+    noisy = under_noise(stack.member(0), 0.0, run.seed, training=False)
+    u, y = task.test(run.seed, None)
+    with torch.no_grad(), watch() as log:
+        error = float((noisy(u) - y).square().mean())
+    values = {value.metric: value.value for value in result.values if value.at == 0.0}
+    assert values["test_mse"] == pytest.approx(error, rel=1e-5)
+    if kind == "deq":
+        assert values["last_mse"] != pytest.approx(error, rel=1e-2) and values["steps"] == log.mean_steps
+    else:
+        assert values.keys() == {"test_mse"}
 
 
 def test_runs_with_a_penalty_are_an_ensemble_of_their_own() -> None:

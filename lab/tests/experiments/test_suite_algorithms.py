@@ -17,7 +17,7 @@ from wellposed_lab.experiments.algorithms.models import Design, Equilibrium, Gro
 from wellposed_lab.experiments.algorithms.picture import draw_answers, drawn_maze
 from wellposed_lab.experiments.algorithms.run import AlgorithmRun, StackedConvolution, predict
 from wellposed_lab.experiments.algorithms.tasks import PrefixSums
-from wellposed_lab.experiments.noise.regression import draw_errors, errors_by_noise
+from wellposed_lab.experiments.noise.regression import draw_errors, errors_by_noise, with_last_errors
 
 from wellposed.equilibrium import Steps
 from wellposed.errors import InputError
@@ -253,6 +253,11 @@ def test_sentences_about_records() -> None:
     at_rest = get_suite("noise-regression").findings(rested)[-1]
     assert "0 of 1 without the Jacobian penalty and 1 of 1 with" in at_rest
     assert "1 layer 1.000, 0.500 and 2.000" in told and "0 of 1" in told and "1 of 1" in told
+
+
+def test_a_network_has_one_read_out() -> None:
+    records = [record("noise-regression", model, [Value("test_mse", 0.5, 0.0)]) for model in ("ffw-1", "deq-128")]
+    assert [one.value("last_mse", 0.0) for one in with_last_errors(records)] == [0.5, None]
 
 
 def test_pictures_of_errors() -> None:

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from wellposed_lab.config import Choice
-from wellposed_lab.engine.claims import load_claims
+from wellposed_lab.engine.claims import NotATarget, load_claims
 from wellposed_lab.engine.experiment import get_suite
 from wellposed_lab.engine.judge import verdicts
 from wellposed_lab.engine.run import Context
@@ -43,7 +43,7 @@ def test_it_is_registered():
 
 def test_every_claim_is_judged(records):
     assert len(CLAIMS) >= 10 and any("a third of the epochs" in claim.says for claim in CLAIMS)
-    found = verdicts(as_default(records), CLAIMS)
+    found = verdicts(as_default(records), [one for one in CLAIMS if not isinstance(one.rule, NotATarget)])
     assert [verdict.claim.says for verdict in found if verdict.verdict == "not judged"] == []
     assert all(verdict.record_id is not None for verdict in found)
 

@@ -113,6 +113,7 @@ class Suite:
         derived: adds numbers that are made from several of its records, such as the lead over a rival.
         floors: what a model reaches that has learnt its task.
         plateaus: where a metric says nothing.
+        one_network: whether all seeds share one network, so that intervals say nothing of others.
         alike: settings in which the two sides of an order must agree, by their names in records.
         differs: in which points the scale "paper" is not as published, in a sentence; empty if in none.
         unavailable: tasks whose data are not at hand, each with a sentence that says so.
@@ -133,6 +134,7 @@ class Suite:
     derived: Callable[[Sequence[Record]], Sequence[Record]] | None = None
     floors: tuple[Floor, ...] = ()
     plateaus: tuple[Plateau, ...] = ()
+    one_network: bool = False
     alike: tuple[str, ...] = ()
     differs: str = ""
     unavailable: Mapping[str, str] = field(default_factory=dict)

@@ -8,7 +8,8 @@
 5. A number is reproduced if its mean lies within the tolerance, an order if it has at least half of the printed
    effect, 1 % where none is printed. A difference of the other sign is refuted, and so is a count that differs at
    scale paper.
-6. Below five seeds the interval is called the range of the seeds, and the verdict is marked.
+6. Below five seeds the interval is called the range of the seeds, and the verdict is marked; so is one of which
+   all seeds share one network.
 7. A claim counts once, however many papers make it; our own questions are counted apart.
 8. Where a text leaves a choice open every reading is judged, and the claim is undecided if they differ. A reading
    under which a side does not learn is not the text's, and is left out.
@@ -91,8 +92,15 @@ class Verdict:
 
     @property
     def marked(self) -> bool:
-        """Whether it is decided by fewer than five seeds; a count needs one."""
-        return self.verdict in DECIDED and self.seeds < ENOUGH_SEEDS and not _is_count(self.claim.rule)
+        """Whether it is decided by fewer than five seeds or by one network; a count needs one."""
+        few = self.seeds < ENOUGH_SEEDS or self.one_network
+        return self.verdict in DECIDED and few and not _is_count(self.claim.rule)
+
+    @property
+    def one_network(self) -> bool:
+        """Whether all its seeds share one network."""
+        suite = all_suites().get(self.claim.suite)
+        return suite is not None and suite.one_network
 
 
 def tally(verdicts: Iterable[Verdict]) -> dict[Judgement, int]:

@@ -44,12 +44,13 @@ RULES = (
     "Where a text leaves a choice open every reading is judged and shown; if they differ the claim is undecided. "
     "A reading under which a side does not learn is not the text's, and is left out.",
     "Intervals are 95 % bootstrap intervals over the seeds, widened for small samples. Below 5 seeds it is the "
-    "range of the seeds, and the verdict is marked; fewer than 3 seeds decide nothing but counts.",
+    "range of the seeds, and the verdict is marked, as is one of which all seeds share one network; fewer than 3 "
+    "seeds decide nothing but counts.",
     "A run that diverged counts against the model that a claim praises and is left out on the rival's side.",
     "A smaller scale never overrules a larger one; where they disagree the claim is undecided. Tiny runs are "
     "never judged. A printed number that cannot be a target is listed as not judged, with the reason.",
-    "A claim counts once, however many papers make it. Questions of our own, on data that stand in for those of "
-    "a paper, are marked and counted apart.",
+    "A claim counts once, however many papers make it. Questions of our own, which a paper does not ask or not on "
+    "these data, are marked and counted apart.",
 )
 NEXT = (
     Step("See which suites there are and what they reproduce.", "wellposed list"),
@@ -134,8 +135,8 @@ def _header(records: Sequence[Record], judged: Sequence[Verdict], sections: Sequ
     marked = sum(verdict.marked for verdict in published)
     finding = (
         f"Of {plural(len(published), 'distinct published claim')} by {plural(len(records), 'run')}: {listed}. "
-        f"{marked} of the decided ones rest on fewer than 5 seeds and are marked; {len(judged) - len(published)} "
-        "questions of our own are counted apart."
+        f"{marked} of the decided ones rest on fewer than 5 seeds or on one network and are marked; "
+        f"{len(judged) - len(published)} questions of our own are counted apart."
     )
     if not any(record.scale in JUDGED_SCALES for record in records):
         finding = f"None of {plural(len(published), 'published claim')} is judged yet: " + (

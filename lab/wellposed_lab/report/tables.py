@@ -69,9 +69,9 @@ def _verdict_row(verdict: Verdict) -> Html:
 
 
 def marks(verdict: Verdict) -> list[Html]:
-    """Writes the marks of a verdict: few seeds, no target, our own question."""
+    """Writes the marks of a verdict: few seeds or one network, no target, our own question."""
     known = [
-        (verdict.marked, f"{verdict.seeds} seeds only"),
+        (verdict.marked, "one network" if verdict.one_network else f"{verdict.seeds} seeds only"),
         (isinstance(verdict.claim.rule, NotATarget), "no target"),
         (verdict.claim.own, "our own question"),
     ]

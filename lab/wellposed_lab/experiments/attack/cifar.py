@@ -98,6 +98,7 @@ SUITE = Suite(
     papers=("003 Table 4.1", "003 section 4.4", "003 Figures 4.5 and 4.6"),
     plan=PLAN,
     seeds={"tiny": 1, "default": 3, "paper": 5},
+    one_network=True,
     figures=(
         Figure("Success by changed pixels", (DATA, HELD_OUT, "digits"), "success_rate", "share of the pixels",
                paper="003 Table 4.1", log="x", quantity="share of images that change"),

@@ -123,6 +123,7 @@ SUITE = Suite(
     papers=("003 section 3.4",),
     plan=plan,
     seeds={"tiny": 1, "default": 3, "paper": 5},
+    one_network=True,
     figures=(
         Figure("Accuracy at equal sparsity", (f"{DATA}-sparsity", "digits-sparsity"), "accuracy",
                "share of zero weights", log=""),

@@ -162,6 +162,7 @@ SUITE = Suite(
     papers=("003 section 3.4",),
     plan=plan,
     seeds={"tiny": 1, "default": 3, "paper": 5},
+    one_network=True,
     figures=(
         Figure("Accuracy at equal sparsity",
                (f"{DATA}-sparsity", f"{DATA}-distilbert-sparsity", "topics-sparsity"), "accuracy",
