@@ -212,7 +212,9 @@ def demo_chart(demo: dict[str, Any]) -> str:
     ]
     title = "Accuracy against the radius"
     return standalone(
-        share_chart(series, title, "how far every pixel may move", "digits read rightly", x_ticks=radii), 480, 360
+        share_chart(series, title, "how far every pixel may move", "digits read correctly", x_ticks=radii),
+        480,
+        360,
     )
 
 

@@ -52,7 +52,7 @@ def _got(result: DemoResult) -> Answer:
     right, count = result.right(result.network.predicted), len(result.test)
     return Answer(
         "What have I got?",
-        f"An ordinary network with two hidden layers that reads {right} of {count} unseen digits rightly.",
+        f"An ordinary network with two hidden layers that reads {right} of {count} unseen digits correctly.",
         [(percent(right / count), "of unseen digits"), (f"{result.network.weights:,}", "weights")],
     )
 
@@ -77,8 +77,8 @@ def _needed(result: DemoResult) -> Answer:
     return Answer(
         "How much of it is needed?",
         f"A tenth: a model with {left} of {allowed:,} weights in A and B, fitted row by row by convex programs "
-        f"that say "
-        f"how near to the best they are, reads {percent(result.accuracy(result.sparse.predicted))} rightly.",
+        f"that prove how near each row is to the best one, reads "
+        f"{percent(result.accuracy(result.sparse.predicted))} of the digits correctly.",
         [(percent(report.sparsity), "zeros"),
          (f"{float(report.relative_gap.max()):.0e}", "largest duality gap of a row, relative"),
          ("proven" if report.certificate.holds else "not proven", "well-posed")],
@@ -95,20 +95,21 @@ def _reached(result: DemoResult) -> Answer:
     more = (
         f"{plural(abs(gained), 'image')} {'more' if gained > 0 else 'fewer'} than the network"
         if gained
-        else "as many"
+        else "as many as the network"
     )
     verdict = (
-        f"Feedback buys no accuracy here: {result.right(feedback.predicted)} of {count} right, {more}, where "
-        f"chance moves about \N{PLUS-MINUS SIGN}{chance}."
+        f"Feedback buys no accuracy here: {result.right(feedback.predicted)} of {count} right, {more}; "
+        f"differences of about {chance} are chance."
         if gained <= 2 * chance
-        else f"On these images feedback gains {plural(gained, 'image')}, where chance moves about "
-        f"\N{PLUS-MINUS SIGN}{chance}; one seed proves nothing."
+        else f"On these images feedback gains {plural(gained, 'image')}; differences of about {chance} are "
+        "chance, and one seed proves nothing."
     )
     reached = "every one of them was reached" if failed == 0 else f"{failed} of them were not reached"
     return Answer(
         "Was every equilibrium reached?",
-        f"In a model whose states feed back into each other, each of the {count} images has its own equilibrium; "
-        f"{reached}, in {int(steps.min())} to {int(steps.max())} steps, with a proven bound on what is missing.",
+        f"In a model whose states feed back into each other, each of the {count} images has its own "
+        f"equilibrium; {reached}, in {int(steps.min())} to {int(steps.max())} steps, with a proven bound on the "
+        "remaining error.",
         [(str(failed), "failed"), (f"{float(feedback.bounds.max()):.1e}", "largest error bound of a state"),
          (f"{int(feedback.settled.sum())} of {count}", "digits that this error cannot change")],
         verdict,
@@ -121,9 +122,8 @@ def _checked(result: DemoResult) -> Answer:
     return Answer(
         "Who else can check?",
         f"Anyone: a separate program that imports neither torch nor the rest of this library proves "
-        f"{plural(claims, 'claim')}"
-        " about the two saved models again, in fractions without rounding, and refuses a copy with one changed "
-        "bit.",
+        f"{plural(claims, 'claim')} about the two saved models again, in exact fractions, and refuses a copy "
+        f"with one flipped bit.",
         [(f"{checked.row_sums[0]:.3f}", "largest row sum of |A|, which has to stay below 1"),
          (f"{checked.seconds:.1f} s", "for both files")],
     )  # fmt: skip
@@ -139,11 +139,9 @@ def _moved(result: DemoResult) -> Answer:
     ]
     return Answer(
         "How far can a pixel move?",
-        f"If every pixel may change by {one.epsilon:g} of full ink, {percent(one.share('certified'))} of the "
-        f"digits "
-        f"are provably still read rightly by the plain model, and {percent(other.share('certified'))} by one "
-        f"that was "
-        "trained for it.",
+        f"If every pixel may change by {one.epsilon:g} of full ink, the plain model provably still reads "
+        f"{percent(one.share('certified'))} of the digits correctly, and a model trained for it "
+        f"{percent(other.share('certified'))}.",
         [(percent(one.share("certified")), f"proven at {one.epsilon:g}, plain"),
          (percent(other.share("certified")), f"proven at {one.epsilon:g}, robust")],
         f"Proofs end: {' and '.join(ends)}.",
@@ -349,7 +347,7 @@ def _radii(result: DemoResult) -> Html:
         low, high = ([clean, *(radius.share(kind) for radius in one.radii)] for kind in ("certified", "attacked"))
         series.append(Series(name, style, x, low=low, high=high))
     drawn = share_chart(series, "Accuracy against the radius", "how far every pixel may move",
-                        "digits read rightly", x_ticks=x)  # fmt: skip
+                        "digits read correctly", x_ticks=x)  # fmt: skip
     caption = (
         f"Solid: proven (CROWN bounds). Dashed: left by an attack (projected gradients). The truth lies in the "
         f"band. "

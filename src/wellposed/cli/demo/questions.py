@@ -173,11 +173,11 @@ class DemoResult:
     versions: dict[str, str]
 
     def accuracy(self, predicted: Tensor) -> float:
-        """Returns the share of test images that are read rightly."""
+        """Returns the share of test images that are read correctly."""
         return float((predicted == self.test.labels).double().mean())
 
     def right(self, predicted: Tensor) -> int:
-        """Counts the test images that are read rightly."""
+        """Counts the test images that are read correctly."""
         return int((predicted == self.test.labels).sum())
 
     @property
@@ -300,7 +300,7 @@ def _settled(model: ImplicitModel, outputs: Tensor, bounds: Tensor) -> Tensor:  
 
 
 def reach(model: ImplicitModel, test: Images) -> Reaching:
-    """Follows the iteration of one image in float64: one that is read wrongly on the way and rightly at last."""
+    """Follows the iteration of one image in float64: one that is misread on the way, not at the end."""
     exact = copy.deepcopy(model).double()
     A, u = exact.A, test.flat(torch.float64)
     assert exact.bias is not None and exact.D is not None
