@@ -372,7 +372,7 @@ def test_every_why_is_one_sentence_and_every_verdict_known():
         for seed in range(5)
     ]
     found = [one for one in verdicts(records) if one.claim.suite == "identity"]
-    assert sum(one.verdict != "not judged" for one in found) > 12
+    assert sum(one.verdict != "not judged" for one in found) > 11
     assert {one.verdict for one in found} < set(JUDGEMENTS)
     for one in found:
         assert is_sentence(one.why) and ". " not in one.why.replace("vs. ", ""), one.why
@@ -518,6 +518,9 @@ def test_a_claim_counts_once_and_questions_of_ours_apart():
     claims = load_claims()
     rules = [(one.rule, one.value, one.suite, one.own) for one in claims if not isinstance(one.rule, NotATarget)]
     assert len(set(rules)) == len(rules)
+    judged = verdicts(committed_records(RESULTS), claims)
+    told = [(one.claim.suite, one.claim.says, one.record_ids) for one in judged if one.record_ids]
+    assert len(set(told)) == len(told)  # not even for two sizes of which one run serves both
     own = [one for one in claims if one.own]
     assert 20 < len(own) < 50 and {one.suite for one in own} == {
         "volatility",
