@@ -65,6 +65,7 @@ SPLIT = 1 << 22  # multiplications of a step below which threads are not worth t
 FUSED = SPLIT  # multiplications of a step up to which a model is one call
 NO_GRADIENTS = (None,) * 6  # of a forward pass
 NO_NUMBERS = {torch.float32: np.empty(0, np.float32), torch.float64: np.empty(0)}  # for the dtype of a kernel
+DIRECT = 32  # states up to which samples that are slow or stagnated are finished by elimination in the kernels
 COMPILED_EASY = 64  # steps of a kernel after which a small backward system is factorised
 
 Matrix = Tensor | SparseRows
@@ -106,13 +107,14 @@ def handover_after(states: int) -> int:
 
     Measured in float32 on one thread, ReLU, contractions 0.99 and 0.999: forward and backward Newton's method
     costs 1500 to 2700 plain steps at n = 20 and batch 128, 280 to 1100 at (64, 512), 130 to 740 at (190, 500),
-    170 to 590 at (300, 256) and 90 to 530 at (512, 64).
+    170 to 590 at (300, 256) and 90 to 530 at (512, 64). Small equations are eliminated by the kernels, in the time of
+    about 50, 130, 190 and 340 steps at 8, 16, 20 and 32 states.
 
     Example:
         >>> handover_after(20), handover_after(64), handover_after(300)
-        (675, 262, 115)
+        (160, 262, 115)
     """
-    return 75 + 12000 // states
+    return max(8 * states, 64) if states <= DIRECT else 75 + 12000 // states
 
 
 LARGEST = 512  # states up to which factorising was measured to pay off
@@ -237,7 +239,7 @@ def finish_directly(A: Tensor, v: Tensor, d: Tensor | None, iterates: Iterates, 
     Forward this is Newton's method without a safeguard; a sample that it does not solve stays as it is.
     """
     (batch, n), layer = v.shape, kernels("layer")
-    if iterates.worst < Status.STAGNATED or n > layer.DIRECT:
+    if iterates.worst < Status.STAGNATED or n > DIRECT:
         return iterates
     residual, arrays = np.full(batch, np.nan), []
     for tensor in (v, v if d is None else d):

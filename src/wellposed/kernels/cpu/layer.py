@@ -17,7 +17,7 @@ import numpy as np
 
 from wellposed.errors import require
 from wellposed.kernels.cpu.cache import njit_cached, source_key
-from wellposed.kernels.cpu.engine import Numbers
+from wellposed.kernels.cpu.engine import DIRECT, Numbers
 from wellposed.kernels.cpu.projection import pull_back, shrink
 from wellposed.kernels.cpu.simd import NARROW, ROWS, VECTORS, array_at, block_narrow, block_wide, move, wipe
 from wellposed.kernels.cpu.solve import (
@@ -39,8 +39,7 @@ cached = njit_cached(nogil=True, error_model="numpy")
 
 BLOCK = 24  # rows of the right factor of a product that are multiplied at a time; short sums round less
 ALIGN = 64  # bytes to which parts of `work` are aligned, the largest vector
-DIRECT = 32  # states up to which samples that are slow or stagnated are finished by elimination
-TURNS = 8  # systems that are solved for such a sample at most
+TURNS = 8  # systems that are solved for a sample at most
 NOT_FINITE, OUTPUTS = -1, 16  # what `layer` returns, or adds where outputs are not finite
 
 
