@@ -179,7 +179,7 @@ def test_matrices_are_followed_as_they_are_differentiated():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("stop", [Absolute(0.1), Relative(0.1), Relative(0.01, atol=0.2)])
 def test_points_are_accepted_as_by_the_rule(dtype, stop):
-    spec = recognise._spec(get_activation("relu"), Picard(), stop, 100, True)
+    spec = recognise._spec(get_activation("relu"), Picard(), stop, 100)
     x = torch.rand(7, 6, generator=GENERATOR, dtype=dtype)
     bad = (0.0, 0.05, 0.15, 3.0, torch.nan, torch.inf, -torch.inf)
     for change in bad:
@@ -383,7 +383,19 @@ def test_the_image_is_taken_only_where_its_residual_is_no_larger(grows):
     loop, options = CompiledLoop(BACKEND), {"solver": Picard(), "stop": Absolute(1e-3)}
     found, plain = fixed_point(f, start, v, loop=loop, **options), fixed_point(f, start, v, **options)
     assert "by numba" in loop.explain() and found.steps.tolist() == plain.steps.tolist()
-    torch.testing.assert_close(found.value, plain.value if grows else f(plain.value, v), rtol=1e-12, atol=1e-13)
+    wanted = plain.value if grows else f(f(plain.value, v), v)
+    torch.testing.assert_close(found.value, wanted, rtol=1e-12, atol=1e-13)
+
+
+def test_images_are_taken_until_their_residuals_grow():
+    """Residuals turn from the last state to the second, half as long, and from there to the first, five times."""
+    W = torch.tensor([[0.0, 5.0, 0.0], [0.0, 0.0, 0.5], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    f, start = lambda x, v: F.linear(x, W) + v, torch.ones(1, 3, dtype=torch.float64)
+    v = start - F.linear(start, W) + torch.tensor([[0.0, 0.0, 9e-4]], dtype=torch.float64)
+    loop, options = CompiledLoop(BACKEND), {"solver": Picard(), "stop": Absolute(1e-3)}
+    found, plain = fixed_point(f, start, v, loop=loop, **options), fixed_point(f, start, v, **options)
+    assert "by numba" in loop.explain() and found.steps.tolist() == plain.steps.tolist() == [1]
+    torch.testing.assert_close(found.value, f(start, v), rtol=1e-12, atol=1e-13)
 
 
 def test_residuals_are_those_of_the_solve_after_the_weights_have_changed():

@@ -81,7 +81,7 @@ class AffineEquation:
         """
         if not math.isfinite(self.lipschitz):  # times zero it is NaN, which v does not show
             return None
-        spec = self._spec(solver, stop, max_steps)
+        spec = _spec(self.activation, solver, stop, max_steps, self.lipschitz >= 1)
         v, A = (term.detach() for term in self.graph)
         start = x0.clone() if NUMBA.norm(x0) != 0 else None  # a copy, since residuals are computed when asked for
         iterates = self._solve_small(spec, v, A) if start is None else None
@@ -106,7 +106,8 @@ class AffineEquation:
         """
         if not stop.certifies:
             return None
-        spec, z, g, A = self._spec(solver, stop, max_steps), self._argument(x), f.offset, self._own[1]
+        spec = _spec(self.activation, solver, stop, max_steps)
+        z, g, A = self._argument(x), f.offset, self._own[1]
         begin = self.activation.slope_at(z) * start if bool(start.any()) else None
         iterates = NUMBA.adjoint(spec, (A.mT,), g, z=z, start=begin)
         w = torch.addmm(g, iterates.value, A)
@@ -133,7 +134,7 @@ class AffineEquation:
         v, A = self.graph
         if not (v.requires_grad or A.requires_grad):
             return x
-        spec = self._spec(options.solver, options.stop, options.max_steps)
+        spec = _spec(self.activation, options.solver, options.stop, options.max_steps)
         if NUMBA.no_kernel(spec, (A,)):
             return None
         n, L = x.shape[1], self.lipschitz
@@ -141,9 +142,6 @@ class AffineEquation:
         usual = 1 + n * L < 1e3 and n < RUN_OFF * (1 - L)
         value: Tensor = _EquationGradient.apply(v, A, x, self.saved, spec, solve, options, usual)
         return value
-
-    def _spec(self, solver: Solver, stop: Stopping, max_steps: int) -> AffineSpec:
-        return _spec(self.activation, solver, stop, max_steps, self.lipschitz >= 1)
 
     @property
     def _own(self) -> tuple[Tensor, Tensor]:
@@ -254,7 +252,9 @@ def _unusual(iterates: Iterates, scale: Tensor, first: Tensor, stop: Stopping) -
 
 
 @functools.lru_cache(maxsize=64)
-def _spec(activation: Activation, solver: Solver, stop: Stopping, max_steps: int, checked: bool) -> AffineSpec:
+def _spec(
+    activation: Activation, solver: Solver, stop: Stopping, max_steps: int, checked: bool = True
+) -> AffineSpec:
     """Describes the solves of an equation: the backward one, too, takes the steps that it is asked for."""
     options = SolveOptions(solver, stop, max_steps)
     return AffineSpec(activation, options, Implicit(solver, stop, max_steps), checked=checked)
@@ -277,7 +277,7 @@ def affine_equation(f: FunctionMap, x: Tensor, solver: Solver, stop: Stopping, m
     if not torch.equal(before, torch.get_rng_state()):
         raise NotAffineError("it draws random numbers")
     A, v, activation = operations.equation(result)
-    spec = _spec(activation, solver, stop, max_steps, True)
+    spec = _spec(activation, solver, stop, max_steps)
     if reason := NUMBA.why_not(spec, (A,)):
         raise NotAffineError(reason, passing=not NUMBA.no_kernel(spec, (A,)))
     return AffineEquation((v, A), activation, activation.lipschitz() * NUMBA.norm(A))

@@ -107,8 +107,8 @@ def handover_after(states: int) -> int:
 
     Measured in float32 on one thread, ReLU, contractions 0.99 and 0.999: forward and backward Newton's method
     costs 1500 to 2700 plain steps at n = 20 and batch 128, 280 to 1100 at (64, 512), 130 to 740 at (190, 500),
-    170 to 590 at (300, 256) and 90 to 530 at (512, 64). Small equations are eliminated by the kernels, in the time of
-    about 50, 130, 190 and 340 steps at 8, 16, 20 and 32 states.
+    170 to 590 at (300, 256) and 90 to 530 at (512, 64). Small equations are eliminated by the kernels, as long as
+    about 50, 130, 190 and 340 steps at 8, 16, 20 and 32 states take.
 
     Example:
         >>> handover_after(20), handover_after(64), handover_after(300)
