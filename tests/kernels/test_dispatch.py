@@ -15,7 +15,7 @@ from wellposed.equilibrium import Anderson, Picard
 from wellposed.errors import InputError, MissingExtraError
 from wellposed.kernels.compiled_op import adjoint, equilibrium_op
 
-NEWTON = ", after 952 steps Newton for samples that are not finished"
+NEWTON = ", after 64 steps Newton for samples that are not finished"
 REASONS = [
     ({"executor": "reference"}, 'reference: executor="reference" was asked for'),
     ({"solver": "broyden"}, "solver Broyden has no kernel"),

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import math
 import warnings
 import weakref
 
@@ -12,6 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from wellposed.activations import get_activation
 from wellposed.equilibrium import (
     Absolute,
     Anderson,
@@ -25,9 +27,12 @@ from wellposed.equilibrium import (
 )
 from wellposed.equilibrium.compiled import CompiledLoop
 from wellposed.equilibrium.loop import iterate
+from wellposed.equilibrium.maps import max_norm
 from wellposed.equilibrium.method import SolveHooks
+from wellposed.equilibrium.stopping import Step
 from wellposed.errors import ConvergenceError, ConvergenceWarning, SecondDerivativeError
 from wellposed.kernels import recognise
+from wellposed.kernels.engine import NUMBA
 
 pytest.importorskip("numba")
 BACKEND = "none"  # which torch.compile has not: the plain loop answers where kernels do not
@@ -45,6 +50,7 @@ FORMS = {
     "residual": lambda W, x, v: torch.tanh(0.3 * x - x.mm(W.t()) + v),
     "two products": lambda W, x, v: torch.tanh(F.linear(x, W) + x @ W / 3 + v),
     "subtracted": lambda W, x, v: (1 - (v - -F.linear(x, W))).relu(),
+    "difference": lambda W, x, v: torch.tanh(F.linear(x, W) - v),
     "no activation": lambda W, x, v: F.linear(x, W) + v,
     "metadata": lambda W, x, v: torch.tanh(F.linear(x, W) + v.reshape(x.shape).to(x.dtype)[: len(x)]),
     "module": lambda W, x, v: nn.ReLU()(F.linear(x, W) + v),
@@ -95,6 +101,12 @@ def changes_in_place(W, x, v):
     return torch.tanh(z)
 
 
+def rounded(W, x, v):
+    with torch.autocast("cpu", torch.bfloat16):
+        y = F.linear(x, W)
+    return torch.tanh(y.to(x.dtype) + v)
+
+
 OTHERS = {
     "two layers": (lambda W, x, v: torch.tanh(F.linear(torch.tanh(F.linear(x, W)), W) + v), "a product of"),
     "a product twice": (lambda W, x, v: torch.tanh(F.linear(F.linear(x, W), W) + v), "a product of"),
@@ -107,6 +119,7 @@ OTHERS = {
     "options": (lambda W, x, v: torch.tanh(torch.add(v, F.linear(x, W), alpha=2)), "alpha"),
     "in place": (changes_in_place, "add_"),
     "values": (branches, "item|__float__|sum|detach"),
+    "rounded": (rounded, "other numbers"),
     "nothing of x": (lambda W, x, v: torch.tanh(v @ W), "does not depend"),
     "stacked": (lambda W, x, v: torch.stack([x, v]).mean(0) * 0.5, "stack"),
     "transposed": (lambda W, x, v: torch.tanh((W @ x.mT).mT + v), "__get__|matmul|product"),
@@ -134,6 +147,61 @@ def test_random_functions_are_not_recognised():
             warnings.simplefilter("ignore")
             fixed_point(lambda x: 0.1 * x + draw(), torch.zeros(5, 6), loop=loop, max_steps=3, on_failure="ignore")  # noqa: B023
         assert list(loop.not_affine.values()) == ["it draws random numbers"]
+
+
+def test_what_a_function_adds_is_its_own():
+    """A stand-in of ``Ax + v`` may be changed in place; v may not."""
+    v = V.clone()
+    f = lambda x, v: torch.addmm(v, x, A.mT).add_(x).add_(1).tanh()  # noqa: E731
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fixed_point(f, torch.zeros_like(v), v, loop=CompiledLoop(BACKEND))
+    assert torch.equal(v, V)
+
+
+def transposed_without_gradient(W, x, v):
+    with torch.no_grad():
+        M = W.mT
+    return torch.tanh(x @ M + v + x @ W.t() / 3)
+
+
+def test_matrices_are_followed_as_they_are_differentiated():
+    answers = []
+    for loop in (CompiledLoop(BACKEND), iterate):
+        W = A.clone().requires_grad_()
+        solution = third(lambda x, v: transposed_without_gradient(W, x, v), V, loop=loop, stop=Relative(1e-12))  # noqa: B023
+        assert by_equation(solution) == (loop is not iterate)
+        answers.append((solution.value, *torch.autograd.grad(solution.value.sum(), W)))
+    for mine, plain in zip(*answers, strict=True):
+        torch.testing.assert_close(mine, plain, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("stop", [Absolute(0.1), Relative(0.1), Relative(0.01, atol=0.2)])
+def test_points_are_accepted_as_by_the_rule(dtype, stop):
+    spec = recognise._spec(get_activation("relu"), Picard(), stop, 100)
+    x = torch.rand(7, 6, generator=GENERATOR, dtype=dtype)
+    bad = (0.0, 0.05, 0.15, 3.0, torch.nan, torch.inf, -torch.inf)
+    for change in bad:
+        fx = x + 0.01
+        fx[3, 2] += change
+        step = Step(x, fx, None, max_norm(fx - x), 0)
+        accepted, finite = step.residual <= 0.1, fx.isfinite().all()
+        if isinstance(stop, Relative):
+            accepted = step.residual <= (stop.rtol * max_norm(fx)).clamp_min(stop.atol or 0)
+        assert NUMBA.accepts(spec, x, fx) == bool(accepted.all() & finite)
+
+
+def test_the_norm_of_a_matrix_is_the_largest_row_sum():
+    matrix = torch.randn(5, 9, generator=GENERATOR)
+    norms = [NUMBA.norm(M) for M in (matrix, matrix.mT, torch.zeros(3, 2), torch.zeros(0, 4))]
+    assert norms == pytest.approx(
+        [torch.linalg.matrix_norm(M, torch.inf).item() for M in (matrix, matrix.mT)] + [0, 0]
+    )
+    for row in range(5):
+        changed = matrix.clone()
+        changed[row, 4] = torch.nan
+        assert math.isnan(NUMBA.norm(changed))
 
 
 class Counting:
@@ -315,7 +383,19 @@ def test_the_image_is_taken_only_where_its_residual_is_no_larger(grows):
     loop, options = CompiledLoop(BACKEND), {"solver": Picard(), "stop": Absolute(1e-3)}
     found, plain = fixed_point(f, start, v, loop=loop, **options), fixed_point(f, start, v, **options)
     assert "by numba" in loop.explain() and found.steps.tolist() == plain.steps.tolist()
-    torch.testing.assert_close(found.value, plain.value if grows else f(plain.value, v), rtol=1e-12, atol=1e-13)
+    wanted = plain.value if grows else f(f(plain.value, v), v)
+    torch.testing.assert_close(found.value, wanted, rtol=1e-12, atol=1e-13)
+
+
+def test_images_are_taken_until_their_residuals_grow():
+    """Residuals turn from the last state to the second, half as long, and from there to the first, five times."""
+    W = torch.tensor([[0.0, 5.0, 0.0], [0.0, 0.0, 0.5], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    f, start = lambda x, v: F.linear(x, W) + v, torch.ones(1, 3, dtype=torch.float64)
+    v = start - F.linear(start, W) + torch.tensor([[0.0, 0.0, 9e-4]], dtype=torch.float64)
+    loop, options = CompiledLoop(BACKEND), {"solver": Picard(), "stop": Absolute(1e-3)}
+    found, plain = fixed_point(f, start, v, loop=loop, **options), fixed_point(f, start, v, **options)
+    assert "by numba" in loop.explain() and found.steps.tolist() == plain.steps.tolist() == [1]
+    torch.testing.assert_close(found.value, f(start, v), rtol=1e-12, atol=1e-13)
 
 
 def test_residuals_are_those_of_the_solve_after_the_weights_have_changed():
@@ -599,5 +679,7 @@ def test_an_equation_that_the_plain_loop_may_judge_otherwise_is_not_differentiat
     for loop in (CompiledLoop(BACKEND), iterate):
         solution = third(lambda x, v: F.linear(x, W) + v, v, loop=loop, **options)
         assert not by_equation(solution)
-        answers.append((solution.steps.tolist(), torch.autograd.grad(solution.value.sum(), v)[0]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            answers.append((solution.steps.tolist(), torch.autograd.grad(solution.value.sum(), v)[0]))
     assert answers[0][0] == answers[1][0] and torch.equal(answers[0][1], answers[1][1])

@@ -206,8 +206,8 @@ class AffineSpec:
         executor: the engine that was asked for, or ``"auto"``.
         bound: bounds errors, where the stopping rule needs that.
         points: whether accepted points are returned in place of their images, as `AffineSolve` asks for.
-        checked: whether kernels evaluate once more, and return the image of an accepted point only where its
-            residual is no larger, else the point: for maps of which nobody knows whether they contract.
+        checked: whether kernels evaluate some times more, and return an image of an accepted point only where
+            residuals have not grown, else the point: for maps of which nobody knows whether they contract.
         prepared: a cache for engines.
     """
 

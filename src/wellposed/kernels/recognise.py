@@ -1,14 +1,15 @@
 """Recognises ``x -> phi(Ax + v)`` in a function of the user, so that kernels solve its equation.
 
-The function is run once, at x = 0, while torch reports its operations. Products of x with matrices add up to A,
-and the argument of the activation at zero is v. After an operation on x that is not in the tables below the
-function counts as not recognised. What torch does not report (scripted code, custom derivatives, threads) cannot
-do harm: at its solution every equation is compared with the function itself. Derivatives are compared in the first
-two solves of a function that are differentiated, then ever more rarely.
+The function is run once, on zeros that stand for x, while torch reports its operations. Those on x are followed,
+not computed: products with matrices add up to A, and what is added to them adds up to v. After an operation on x
+that is not in the tables below the function counts as not recognised. What torch does not report (scripted code,
+custom derivatives, threads) cannot do harm: at its solution every equation is compared with the function itself.
+Derivatives are compared in the first two solves of a function that are differentiated, then ever more rarely.
 """
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,8 +34,9 @@ PRODUCTS = ("matmul", "mm", "__matmul__")
 SUMS = {"add": 1, "__add__": 1, "__radd__": 1, "sub": -1, "__sub__": -1, "__rsub__": -1}  # sign of the second
 SCALINGS = ("mul", "__mul__", "__rmul__", "div", "true_divide", "__truediv__", "neg", "__neg__")
 ACTIVATIONS = ("relu", "tanh", "sigmoid")  # with kernels, as torch and the catalogue call them
+TRANSPOSES = ("mT", "T", "t")
 QUESTIONS = ("size", "dim", "numel", "is_floating_point", "is_complex", "__len__")  # which no value answers
-PROPERTIES = ("shape", "dtype", "device", "ndim", "is_cuda", "requires_grad")
+PROPERTIES = ("shape", "dtype", "device", "ndim", "is_cuda")
 
 
 class NotAffineError(Exception):
@@ -54,19 +56,19 @@ class AffineEquation:
     """The equation ``x = phi(Ax + v)`` of a function f, which is not kept: it keeps the equation.
 
     Attributes:
-        graph: v and A as f has computed them, with what they depend on; A and v are without.
+        graph: v and A as f has computed them, with what they depend on.
         lipschitz: bounds the Lipschitz constant of f, by ``|A|_inf``.
         compares: whether its derivative at the solution is compared with that of f.
         saved: what the backward pass of a small equation needs, once it is solved from zero.
+        terms: copies of v and A of any other.
     """
 
-    graph: tuple[Tensor, Tensor]
-    A: Tensor  # (n, n)
-    v: Tensor  # (B, n)
+    graph: tuple[Tensor, Tensor]  # (B, n) and (n, n)
     activation: Activation
     lipschitz: float
     compares: bool = False
     saved: Tensor | None = None
+    terms: tuple[Tensor, Tensor] | None = None
 
     def __str__(self) -> str:
         return f"x = {self.activation.name}(Ax + v) by {NUMBA.name}"
@@ -77,18 +79,22 @@ class AffineEquation:
         Raises:
             NotAffineError: f is something else.
         """
-        spec = self._spec(solver, stop, max_steps)
-        start = x0.clone() if bool(x0.any()) else None  # a copy, since residuals are computed when asked for
-        iterates = self._solve_small(spec) if start is None else None
+        if not math.isfinite(self.lipschitz):  # times zero it is NaN, which v does not show
+            return None
+        spec = _spec(self.activation, solver, stop, max_steps, self.lipschitz >= 1)
+        v, A = (term.detach() for term in self.graph)
+        start = x0.clone() if NUMBA.norm(x0) != 0 else None  # a copy, since residuals are computed when asked for
+        iterates = self._solve_small(spec, v, A) if start is None else None
         if iterates is None:
-            iterates = NUMBA.solve(spec, (self.A,), self.v, start)
+            v, A = self._own
+            iterates = NUMBA.solve(spec, (A,), v, start)
         x = iterates.value
-        self._compare(f, x, stop, lambda: self.activation.function(self._argument(x)))
+        self._compare(f, x, spec, lambda: self.activation.function(self._argument(x)))
         if self.compares:
             self._compare_derivatives(f, x)
         if start is None and self.lipschitz < 0.999:  # |f(0)| / (1 + L) <= |x| <= |f(0)| / (1 - L)
             return iterates
-        first = max_norm(self.activation.function(self.v) if start is None else f(x0) - x0)
+        first = max_norm(self.activation.function(v) if start is None else f(x0) - x0)
         return None if _unusual(iterates, max_norm(x0) + first, first, stop) else iterates
 
     def adjoint(
@@ -100,20 +106,21 @@ class AffineEquation:
         """
         if not stop.certifies:
             return None
-        spec, z, g = self._spec(solver, stop, max_steps), self._argument(x), f.offset
+        spec = _spec(self.activation, solver, stop, max_steps)
+        z, g, A = self._argument(x), f.offset, self._own[1]
         begin = self.activation.slope_at(z) * start if bool(start.any()) else None
-        iterates = NUMBA.adjoint(spec, (self.A.mT,), g, z=z, start=begin)
-        w = torch.addmm(g, iterates.value, self.A)
-        self._compare(f, w, stop, lambda: torch.addmm(g, self.activation.slope_at(z) * w, self.A))
+        iterates = NUMBA.adjoint(spec, (A.mT,), g, z=z, start=begin)
+        w = torch.addmm(g, iterates.value, A)
+        self._compare(f, w, spec, lambda: torch.addmm(g, self.activation.slope_at(z) * w, A))
         iterates, first = replace(iterates, value=w), max_norm(g if begin is None else f(start) - start)
         return None if _unusual(iterates, max_norm(start) + first, first, stop) else iterates
 
-    def _solve_small(self, spec: AffineSpec) -> Iterates | None:
+    def _solve_small(self, spec: AffineSpec, v: Tensor, A: Tensor) -> Iterates | None:
         """Solves from zero in one call; None if the equation is not small, or not finite."""
-        if not NUMBA.fuses((self.v, self.A, None, self.A)):
+        if not NUMBA.fuses((v, A, None, A)):
             return None
         with contextlib.suppress(NotFiniteError):
-            iterates, self.saved = NUMBA.solve_small(spec, self.A, self.v)
+            iterates, self.saved = NUMBA.solve_small(spec, A, v)
             return iterates
         return None
 
@@ -127,8 +134,8 @@ class AffineEquation:
         v, A = self.graph
         if not (v.requires_grad or A.requires_grad):
             return x
-        spec = self._spec(options.solver, options.stop, options.max_steps)
-        if NUMBA.no_kernel(spec, (self.A,)):
+        spec = _spec(self.activation, options.solver, options.stop, options.max_steps)
+        if NUMBA.no_kernel(spec, (A,)):
             return None
         n, L = x.shape[1], self.lipschitz
         # In the 1-norm A'd contracts by L, so that |g| / (1 + nL) <= |w| <= n |g| / (1 - L) in the largest entry.
@@ -136,16 +143,26 @@ class AffineEquation:
         value: Tensor = _EquationGradient.apply(v, A, x, self.saved, spec, solve, options, usual)
         return value
 
-    def _spec(self, solver: Solver, stop: Stopping, max_steps: int) -> AffineSpec:
-        return _spec(self.activation, solver, stop, max_steps, self.lipschitz >= 1)
+    @property
+    def _own(self) -> tuple[Tensor, Tensor]:
+        """The v and A that are solved with, whatever becomes of the weights."""
+        if self.saved is not None:
+            return saved_matrices(self.saved, *self.graph[0].shape)[1:]
+        if self.terms is None:
+            v, A = self.graph
+            self.terms = v.detach().clone(), A.detach().clone()
+        return self.terms
 
     def _argument(self, x: Tensor) -> Tensor:
-        return torch.addmm(self.v, x, self.A.mT)
+        v, A = self._own
+        return torch.addmm(v, x, A.mT)
 
     @staticmethod
-    def _compare(f: Map, x: Tensor, stop: Stopping, image: Callable[[], Tensor]) -> None:
+    def _compare(f: Map, x: Tensor, spec: AffineSpec, image: Callable[[], Tensor]) -> None:
         """Raises unless f itself meets the stopping rule at x, or f(x) is the image of x up to rounding."""
-        fx = f(x)
+        fx, stop = f(x), spec.forward.stop
+        if NUMBA.accepts(spec, x, fx):
+            return
         if stop.stateless and bool(stop.check(Step(x, fx, f, max_norm(fx - x), 0), ())[0].all()):
             return
         other = image()
@@ -156,16 +173,16 @@ class AffineEquation:
 
     def _compare_derivatives(self, f: FunctionMap, x: Tensor) -> None:
         """Raises unless ``J'w`` is ``A'dw`` up to rounding, for a w that avoids corners of phi."""
-        z, eps = self._argument(x), f.eps(x)
+        z, eps, A = self._argument(x), f.eps(x), self._own[1]
         near = z.abs() <= 64 * eps * (max_norm(z) + max_norm(x))[:, None]
         w = torch.linspace(0.5, 1.5, x.shape[1], dtype=x.dtype).expand_as(x).masked_fill(near, 0)
-        mine = (self.activation.slope_at(z) * w) @ self.A
+        mine = (self.activation.slope_at(z) * w) @ A
         # Hooks of the caller, such as those of checkpointing, are not to see this graph.
         with torch.enable_grad(), saved_tensors_hooks(_same, _same):
             point = x.detach().clone().requires_grad_()
             (other,) = torch.autograd.grad(f(point), point, w, allow_unused=True)
         other = torch.zeros_like(x) if other is None else other
-        size = 1.5 * float(self.A.abs().sum(0).amax()) if x.shape[1] else 0.0
+        size = 1.5 * float(A.abs().sum(0).amax()) if x.shape[1] else 0.0
         finite = mine.isfinite() & other.isfinite()
         if bool((finite & ((mine - other).abs() > 16 * x.shape[1] ** 0.5 * eps * (1 + size))).any()):
             raise NotAffineError("its derivative is another than that of this form")
@@ -235,7 +252,9 @@ def _unusual(iterates: Iterates, scale: Tensor, first: Tensor, stop: Stopping) -
 
 
 @functools.lru_cache(maxsize=64)
-def _spec(activation: Activation, solver: Solver, stop: Stopping, max_steps: int, checked: bool) -> AffineSpec:
+def _spec(
+    activation: Activation, solver: Solver, stop: Stopping, max_steps: int, checked: bool = True
+) -> AffineSpec:
     """Describes the solves of an equation: the backward one, too, takes the steps that it is asked for."""
     options = SolveOptions(solver, stop, max_steps)
     return AffineSpec(activation, options, Implicit(solver, stop, max_steps), checked=checked)
@@ -258,16 +277,16 @@ def affine_equation(f: FunctionMap, x: Tensor, solver: Solver, stop: Stopping, m
     if not torch.equal(before, torch.get_rng_state()):
         raise NotAffineError("it draws random numbers")
     A, v, activation = operations.equation(result)
-    graph = v, A
-    A, v = A.detach().clone(), v.detach()  # parameters may change before residuals are asked for
-    spec = _spec(activation, solver, stop, max_steps, True)
+    spec = _spec(activation, solver, stop, max_steps)
     if reason := NUMBA.why_not(spec, (A,)):
         raise NotAffineError(reason, passing=not NUMBA.no_kernel(spec, (A,)))
-    return AffineEquation(graph, A, v, activation, activation.lipschitz() * float(A.abs().sum(1).amax()))
+    return AffineEquation((v, A), activation, activation.lipschitz() * NUMBA.norm(A))
 
 
 class _Operations(TorchFunctionMode):
     """Follows the operations on a state: which results are ``Ax + v``, and which are phi of one.
+
+    Results are stand-ins of the right shape and dtype. They are kept, so that no id is used twice.
 
     Args:
         state: zeros, from which the function computes.
@@ -277,21 +296,23 @@ class _Operations(TorchFunctionMode):
         super().__init__()
         self.state, self.reason = state, ""  # why the function is not of this form
         self.differentiated = torch.is_grad_enabled()
-        # By the id of a result; the results are kept, so that no id is used twice.
-        self.sums: dict[int, tuple[Tensor, Tensor | None]] = {id(state): (state, None)}  # with A; None: identity
-        self.images: dict[int, tuple[Tensor, tuple[Tensor, Tensor, Activation]]] = {}
+        # By the id of a stand-in: with A (None: identity) and v (None: zero).
+        self.sums: dict[int, tuple[Tensor, Tensor | None, Tensor | None]] = {id(state): (state, None, None)}
+        self.images: dict[int, tuple[Tensor, Tensor, Activation]] = {}  # with their argument
+        self.transposed: dict[int, tuple[Tensor, Tensor]] = {}  # matrices, with what they are the transpose of
 
     def equation(self, result: Any) -> tuple[Tensor, Tensor, Activation]:
         """Returns A, v and phi of what the function has returned."""
         if self.reason:
             raise NotAffineError(self.reason)
+        activation = get_activation("identity")
         if id(result) in self.images:
-            A, v, activation = self.images[id(result)][1]
-        elif id(result) in self.sums:
-            A, v, activation = self._matrix(result), result, get_activation("identity")
-        else:
+            _, result, activation = self.images[id(result)]
+        elif id(result) not in self.sums:
             raise NotAffineError("its result does not depend on x")
-        alike = all(type(value) in (Tensor, nn.Parameter) and value.layout == torch.strided for value in (A, v))
+        A, v = self._matrix(result), self._offset(result)
+        plain = Tensor, nn.Parameter
+        alike = all(type(one) in plain and one.layout == torch.strided for one in (A, v, self.state))
         fits = A.shape == 2 * v.shape[1:] and A.dtype == v.dtype == self.state.dtype and v.device == A.device
         if not alike or not fits or v.shape != self.state.shape:
             raise NotAffineError("A or v is not a plain tensor of the shape, dtype and device of x")
@@ -299,29 +320,27 @@ class _Operations(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options, name = kwargs or {}, getattr(function, "__name__", "")
-        result = function(*args, **options)
         if options.get("generator") is not None:
             self.reason = "it draws random numbers"
-        if self.reason or not any(self._depends(value) for value in (*args, *options.values())):
+        owner = getattr(getattr(function, "__self__", None), "__name__", "") if name == "__get__" else ""
+        if self.reason or not any(map(self._depends, (*args, *options.values()))):
+            result = function(*args, **options)
+            if (name in TRANSPOSES or owner in TRANSPOSES) and torch.is_grad_enabled() == self.differentiated:
+                self.transposed[id(result)] = result, args[0]
             return result
-        owner = getattr(function, "__self__", None)
-        if name in QUESTIONS or (name == "__get__" and getattr(owner, "__name__", "") in PROPERTIES):
-            return result
+        if name in QUESTIONS or owner in PROPERTIES:
+            return function(*args, **options)
         try:
-            if torch.is_grad_enabled() != self.differentiated:
-                raise NotAffineError("a part of it is not differentiated")
-            matrix = self._after(name, args, options)
-            if isinstance(matrix, Activation):
-                self.images[id(result)] = result, (self._matrix(args[0]), args[0], matrix)
-            else:
-                self.sums[id(result)] = result, matrix
+            if torch.is_grad_enabled() != self.differentiated or torch.is_autocast_enabled("cpu"):
+                raise NotAffineError("a part of it is not differentiated, or computes with other numbers")
+            return self._after(function, name, args, options)
         except NotAffineError as error:  # the function goes on: it may have begun something
             self.reason = str(error)
-        return result
+        return function(*args, **options)
 
     def _depends(self, value: Any) -> bool:
         if isinstance(value, tuple | list):
-            return any(self._depends(entry) for entry in value)
+            return any(map(self._depends, value))
         return id(value) in self.sums or id(value) in self.images
 
     def _matrix(self, value: Any) -> Tensor:
@@ -331,35 +350,63 @@ class _Operations(TorchFunctionMode):
         matrix = self.sums[id(value)][1]
         return torch.eye(self.state.shape[1]).to(self.state) if matrix is None else matrix
 
-    def _after(self, name: str, args: Any, options: dict[str, Any]) -> Tensor | Activation:
-        """Returns A of a result, or the activation that it is an image of."""
+    def _offset(self, value: Any) -> Any:
+        """Returns v of an argument ``Ax + v``, and what does not depend on x as it is."""
+        known = self.sums.get(id(value))
+        return value if known is None or known[2] is None else known[2]
+
+    def _transpose(self, matrix: Any) -> Any:
+        known = self.transposed.get(id(matrix))
+        return matrix.mT if known is None else known[1]
+
+    def _after(self, function: Any, name: str, args: Any, options: dict[str, Any]) -> Tensor:
+        """Returns the stand-in of a result."""
         if name in ACTIVATIONS and all(value is False for value in (*args[1:], *options.values())):  # inplace
-            return get_activation(name)
+            self._matrix(args[0])  # which raises where there is none
+            image = torch.zeros_like(args[0])
+            self.images[id(image)] = image, args[0], get_activation(name)
+            return image
         if options or not args:
             raise NotAffineError(f"{name} is given {', '.join(options)}")
         first, second = args[0], args[1] if len(args) > 1 else None
         if name == "linear":
             return self._product(first, second, lambda W: W, *args[2:])
         if name in PRODUCTS:
-            return self._product(first, second, lambda M: M.mT)
+            return self._product(first, second, self._transpose)
         if name == "addmm" and len(args) == 3:
-            return self._product(second, args[2], lambda M: M.mT, first)
+            return self._product(second, args[2], self._transpose, first)
         if name in SUMS and len(args) == 2:
-            return self._sum(first, second, SUMS[name], reverse=name == "__rsub__")
+            return self._sum(function, first, second, SUMS[name], reverse=name == "__rsub__")
         if name in SCALINGS and not self._depends(second):
-            return self._scaled(name, first, second)
+            result = function(*map(self._offset, args))
+            return self._follow(result, self._scaled(name, first, second), result)
         raise NotAffineError(f"{name} of x is not followed")
 
-    def _product(self, x: Any, matrix: Any, turned: Callable[[Tensor], Tensor], *added: Any) -> Tensor:
+    def _follow(self, result: Tensor, matrix: Tensor, offset: Tensor | None) -> Tensor:
+        self.sums[id(result)] = result, matrix, offset
+        return result
+
+    def _product(self, x: Any, matrix: Any, turned: Callable[[Tensor], Tensor], added: Any = None) -> Tensor:
         if x is not self.state or self._depends(matrix) or self._depends(added) or matrix.dim() != 2:
             raise NotAffineError("a product of something else than x and a matrix")
-        return turned(matrix)
+        A = turned(matrix)
+        if A.shape[1] != x.shape[1] or any(term is not None and term.dtype != x.dtype for term in (A, added)):
+            raise NotAffineError("a matrix or a bias has not the shape or dtype of x")
+        result = x.new_zeros(x.shape[0], A.shape[0])
+        return self._follow(result, A, added if added is None else added.expand(result.shape))
 
-    def _sum(self, first: Any, second: Any, sign: int, *, reverse: bool) -> Tensor:
-        first, second = (second, first) if reverse else (first, second)
-        if self._depends(first) and self._depends(second):
-            return torch.add(self._matrix(first), self._matrix(second), alpha=sign)
-        return self._matrix(first) if self._depends(first) else sign * self._matrix(second)
+    def _sum(self, function: Any, first: Any, second: Any, sign: int, *, reverse: bool) -> Tensor:
+        x, y = (second, first) if reverse else (first, second)
+        if self._depends(x) and self._depends(y):
+            matrix = torch.add(self._matrix(x), self._matrix(y), alpha=sign)
+        else:
+            matrix = self._matrix(x) if self._depends(x) else sign * self._matrix(y)
+        for zero, other in ((x, y), (y, x)) if sign > 0 else ((y, x),):
+            begins = id(zero) in self.sums and self.sums[id(zero)][2] is None
+            if begins and isinstance(other, Tensor) and (other.shape, other.dtype) == (zero.shape, zero.dtype):
+                return self._follow(torch.zeros_like(zero), matrix, self._offset(other))
+        result = function(self._offset(first), self._offset(second))
+        return self._follow(result, matrix, result)
 
     def _scaled(self, name: str, first: Any, second: Any) -> Tensor:
         if "neg" in name:

@@ -46,8 +46,8 @@ class KernelSpec:
         rule: accept a residual below ``max(atol, rtol |f(x)|)``, when nothing changes any more or after `limit`
             steps, or exactly after `limit` steps. The result is the image of an accepted point, which is nearer
             to the equilibrium, but for POINT, which is TOLERANCE with the point itself, and CHECKED, for maps of
-            which nobody knows whether they contract: it evaluates once more, and takes the image if its residual
-            is no larger, else the point. On a CPU only.
+            which nobody knows whether they contract: it evaluates some times more, and takes the images as long as
+            residuals do not grow. On a CPU only.
         goes_on: whether another method takes samples over that are not finished after `max_steps`.
         prepared: a cache for engines.
     """
@@ -91,7 +91,7 @@ def kernel_spec(
         dtype: in which it is solved.
         max_steps: at most that of the options; the same if None.
         points: whether a tolerance returns points.
-        checked: whether a tolerance evaluates once more.
+        checked: whether a tolerance looks at images of accepted points.
     """
     solver, stop, eps = options.solver, options.stop, torch.finfo(dtype).eps
     atol = rtol = 0.0

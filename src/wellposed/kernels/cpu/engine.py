@@ -41,7 +41,10 @@ from wellposed.errors import require
 from wellposed.kernels.cpu.background import MODEL, SEQUENCE, compiling, is_compiling
 from wellposed.kernels.sparse import SparseRows
 from wellposed.kernels.spec import (
+    CHECKED,
     LINEAR,
+    POINT,
+    TOLERANCE,
     CellMatrices,
     KernelSpec,
     SequenceResult,
@@ -62,6 +65,7 @@ SPLIT = 1 << 22  # multiplications of a step below which threads are not worth t
 FUSED = SPLIT  # multiplications of a step up to which a model is one call
 NO_GRADIENTS = (None,) * 6  # of a forward pass
 NO_NUMBERS = {torch.float32: np.empty(0, np.float32), torch.float64: np.empty(0)}  # for the dtype of a kernel
+DIRECT = 32  # states up to which samples that are slow or stagnated are finished by elimination in the kernels
 COMPILED_EASY = 64  # steps of a kernel after which a small backward system is factorised
 
 Matrix = Tensor | SparseRows
@@ -103,13 +107,14 @@ def handover_after(states: int) -> int:
 
     Measured in float32 on one thread, ReLU, contractions 0.99 and 0.999: forward and backward Newton's method
     costs 1500 to 2700 plain steps at n = 20 and batch 128, 280 to 1100 at (64, 512), 130 to 740 at (190, 500),
-    170 to 590 at (300, 256) and 90 to 530 at (512, 64).
+    170 to 590 at (300, 256) and 90 to 530 at (512, 64). Small equations are eliminated by the kernels, as long as
+    about 50, 130, 190 and 340 steps at 8, 16, 20 and 32 states take.
 
     Example:
         >>> handover_after(20), handover_after(64), handover_after(300)
-        (675, 262, 115)
+        (160, 262, 115)
     """
-    return 75 + 12000 // states
+    return max(8 * states, 64) if states <= DIRECT else 75 + 12000 // states
 
 
 LARGEST = 512  # states up to which factorising was measured to pay off
@@ -234,7 +239,7 @@ def finish_directly(A: Tensor, v: Tensor, d: Tensor | None, iterates: Iterates, 
     Forward this is Newton's method without a safeguard; a sample that it does not solve stays as it is.
     """
     (batch, n), layer = v.shape, kernels("layer")
-    if iterates.worst < Status.STAGNATED or n > layer.DIRECT:
+    if iterates.worst < Status.STAGNATED or n > DIRECT:
         return iterates
     residual, arrays = np.full(batch, np.nan), []
     for tensor in (v, v if d is None else d):
@@ -499,7 +504,13 @@ class Numba:
 
     def no_kernel(self, spec: AffineSpec, factors: Factors) -> str:
         """Says the same of an equation inside an operator of torch, which transforms do not enter."""
-        return unsupported(spec, factors) or tensor_why_not(factors[0]) or installation_why_not()
+        A = factors[0]
+        key = "no kernel of numba", len(factors), A.dim(), A.dtype, A.device
+        reason: str | None = spec.prepared.get(key)
+        if reason is None:
+            reason = unsupported(spec, factors) or tensor_why_not(A) or installation_why_not()
+            spec.prepared[key] = reason
+        return reason
 
     def describe(self, spec: AffineSpec, factors: Factors) -> str:
         """Says which solvers are used."""
@@ -658,6 +669,19 @@ class Numba:
         products += [lambda: y.t() @ u, lambda: g.t() @ x, lambda: g.t() @ u, lambda: y.sum(0)]
         return [product() if need else None for product, need in zip(products, needs, strict=True)]
 
+    def norm(self, A: Tensor) -> float:
+        """Returns ``|A|_inf``, NaN where A holds it."""
+        A = A.contiguous()
+        return float(kernels("layer").largest_row_sum(A.data_ptr(), tuple(A.shape), NO_NUMBERS[A.dtype]))
+
+    def accepts(self, spec: AffineSpec, x: Tensor, fx: Tensor) -> bool:
+        """Tells whether the kernel would accept all points from these images, given a tolerance."""
+        kernel = _passes(spec, x.shape[1], x.dtype).forward
+        if kernel.rule not in (TOLERANCE, CHECKED, POINT) or not (x.is_contiguous() and fx.is_contiguous()):
+            return False
+        numbers = plan_kernel(kernel, x.shape[1], x.dtype).parameters
+        return bool(kernels("layer").accepts(x.data_ptr(), fx.data_ptr(), tuple(x.shape), numbers))
+
     # A small equation alone: a model whose inputs are v and whose outputs are its states.
 
     def solve_small(self, spec: AffineSpec, A: Tensor, v: Tensor) -> tuple[Iterates, Tensor]:
@@ -668,16 +692,18 @@ class Numba:
         """
         (batch, n), plan = v.shape, _plan_layer(spec, v.shape[1], v.dtype)
         saved, sizes = torch.empty((2 * batch + n + 1) * n, dtype=v.dtype), (batch, n, n, n)
-        tensors = v, A, None, None, None, None
-        outcome, work = run_fused(plan, plan.forward, sizes, math.inf, tensors, NO_GRADIENTS, saved, saved)
+        # Not part of `saved`: whoever writes the value to a file would write the whole buffer.
+        value, tensors = torch.empty(batch, n, dtype=v.dtype), (v, A, None, None, None, None)
+        counts = torch.empty(batch, dtype=torch.int64), torch.empty(batch, dtype=torch.int8)
+        rest = plan.forward, sizes, math.inf, tensors, NO_GRADIENTS, value, saved
+        outcome, _ = run_fused(plan, *rest, counts)
 
-        def equation() -> tuple[Tensor, Tensor, None]:
+        def trace() -> Tensor:
             _, v, A = saved_matrices(saved, batch, n)
-            return A, v, None
+            return run_kernel(A, v, None, None, plan.passes.forward, trace=True).residuals
 
-        # A copy: whoever writes the value to a file would write the whole buffer.
-        value = saved[: batch * n].view(batch, n).clone()
-        return _iterates(work, equation, value, plan.passes.forward, outcome), saved
+        steps, status = counts
+        return Iterates(value, status, steps, trace, outcome), saved
 
     def adjoint_small(
         self, spec: AffineSpec, saved: Tensor, g: Tensor, by_matrix: bool
@@ -799,14 +825,20 @@ def _plan_layer(spec: AffineSpec, n: int, dtype: torch.dtype) -> LayerPlan:
 
 def run_fused(
     plan: LayerPlan, rest: tuple[Any, ...], sizes: tuple[int, ...], radius: float, tensors: Sequence[Any],
-    gradients: Sequence[Any], y: Tensor, saved: Tensor,
+    gradients: Sequence[Any], y: Tensor, saved: Tensor, counts: Sequence[Tensor] = (),
 ) -> tuple[int, Tensor]:  # fmt: skip
-    """Calls `cpu.layer.layer`; returns what it returns, and its buffer `work`."""
+    """Calls `cpu.layer.layer`; returns what it returns, and its buffer `work`, where steps and statuses begin it.
+
+    Args:
+        counts: where steps and statuses are to be written instead.
+    """
     tensors = [None if tensor is None else tensor.contiguous() for tensor in tensors]
     work = torch.empty(plan.work + sizes[0] * plan.sample, dtype=torch.uint8)
     given = tuple([0 if tensor is None else tensor.data_ptr() for tensor in tensors])
     wanted = tuple([0 if tensor is None else tensor.data_ptr() for tensor in gradients])
-    buffers, backward = (y.data_ptr(), saved.data_ptr(), work.data_ptr()), gradients is not NO_GRADIENTS
+    start, backward = work.data_ptr(), gradients is not NO_GRADIENTS
+    reports = (start, start + 8 * sizes[0]) if not counts else (counts[0].data_ptr(), counts[1].data_ptr())
+    buffers = y.data_ptr(), saved.data_ptr(), start, reports
     outcome = kernels("layer").layer(backward, given, wanted, *buffers, sizes, *rest, radius)
     if outcome < 0:
         raise NotFiniteError

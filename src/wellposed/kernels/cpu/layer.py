@@ -17,7 +17,7 @@ import numpy as np
 
 from wellposed.errors import require
 from wellposed.kernels.cpu.cache import njit_cached, source_key
-from wellposed.kernels.cpu.engine import Numbers
+from wellposed.kernels.cpu.engine import DIRECT, Numbers
 from wellposed.kernels.cpu.projection import pull_back, shrink
 from wellposed.kernels.cpu.simd import NARROW, ROWS, VECTORS, array_at, block_narrow, block_wide, move, wipe
 from wellposed.kernels.cpu.solve import (
@@ -39,8 +39,7 @@ cached = njit_cached(nogil=True, error_model="numpy")
 
 BLOCK = 24  # rows of the right factor of a product that are multiplied at a time; short sums round less
 ALIGN = 64  # bytes to which parts of `work` are aligned, the largest vector
-DIRECT = 32  # states up to which samples that are slow or stagnated are finished by elimination
-TURNS = 8  # systems that are solved for such a sample at most
+TURNS = 8  # systems that are solved for a sample at most
 NOT_FINITE, OUTPUTS = -1, 16  # what `layer` returns, or adds where outputs are not finite
 
 
@@ -71,6 +70,36 @@ def all_finite(array: Any) -> bool:
     for entry in array.reshape(-1):
         count += not abs(entry) < infinite
     return count == 0
+
+
+@cached
+def largest_row_sum(A: int, shape: Any, like: Any) -> float:
+    """Returns the largest sum of sizes in a row of the matrix at an address, NaN where there is one."""
+    matrix, largest = array_at(A, shape, like), 0.0
+    for row in range(shape[0]):
+        total = like.dtype.type(0)
+        for k in range(shape[1]):
+            total += abs(matrix[row, k])
+        if largest == largest and not total <= largest:
+            largest = total
+    return largest
+
+
+@cached
+def accepts(x: int, fx: int, shape: Any, own: Any) -> bool:
+    """Tells whether the residual of every row meets the tolerance of a `Plan` with these parameters."""
+    points, images = array_at(x, shape, own), array_at(fx, shape, own)
+    atol, rtol = own[4], own[5]
+    good = True
+    for s in range(shape[0]):
+        residual = size = own.dtype.type(0)
+        nan = False
+        for k in range(shape[1]):
+            image = images[s, k]
+            residual, size = max(residual, abs(image - points[s, k])), max(size, abs(image))
+            nan |= image != image
+        good &= residual <= max(atol, rtol * size) and size < np.inf and not nan
+    return good
 
 
 @compiled
@@ -287,7 +316,6 @@ def open_saved(saved: int, batch: int, n: int, like: Any) -> Any:
 def open_work(work: int, batch: int, rows: int, n: int, layout: Any, like: Any) -> Any:
     """Returns the parts of `work`; those of gradients have `rows` rows."""
     item, width = like.itemsize, layout[11]
-    steps, status = array_at(work, (batch,), np.int64), array_at(work + 8 * batch, (batch,), np.int8)
     start = work + next_part(9 * batch)
     offset, d = array_at(start, (rows, n), like), array_at(start + item * rows * n, (rows, n), like)
     value = array_at(start + 2 * item * rows * n, (rows, n), like)
@@ -300,7 +328,7 @@ def open_work(work: int, batch: int, rows: int, n: int, layout: Any, like: Any) 
     tiles = array_at(start, (n * (n + ROWS),), like)
     start = work + next_part(start + item * n * (n + ROWS) - work)
     room = array_at(start, ((BLOCK + NARROW) * width,), like)
-    return (steps, status, group, lanes, tiles, room), (offset, d, value, scale)
+    return (group, lanes, tiles, room), (offset, d, value, scale)
 
 
 def _make_layer(key: int) -> Any:
@@ -308,8 +336,8 @@ def _make_layer(key: int) -> Any:
 
     @cached
     def layer(
-        backward: bool, tensors: Any, gradients: Any, y: int, saved: int, work: int, sizes: Any, slots: Any,
-        layout: Any, parameters: Any, kind: int, slope: float, radius: float,
+        backward: bool, tensors: Any, gradients: Any, y: int, saved: int, work: int, reports: Any, sizes: Any,
+        slots: Any, layout: Any, parameters: Any, kind: int, slope: float, radius: float,
     ) -> int:  # fmt: skip
         """Computes outputs, or gradients from those of the outputs.
 
@@ -318,6 +346,7 @@ def _make_layer(key: int) -> Any:
             gradients: addresses of their gradients, as far as they are wanted.
             y: address of the outputs, or of their gradient.
             saved, work: addresses of the buffers.
+            reports: addresses of steps and statuses.
             sizes: samples, states, inputs and outputs.
             slots, layout, parameters: of `cpu.engine.Plan`.
             kind, slope: the activation.
@@ -330,7 +359,8 @@ def _make_layer(key: int) -> Any:
         (batch, n, p, q), width, like = sizes, layout[11], parameters
         at, counts, numbers = unpack(layout, like)
         x, v, A, levels = open_saved(saved, batch, n, like)
-        (steps, status, group, lanes, tiles, room), (offset, d, value, scale) = open_work(
+        steps, status = array_at(reports[0], (batch,), np.int64), array_at(reports[1], (batch,), np.int8)
+        (group, lanes, tiles, room), (offset, d, value, scale) = open_work(
             work, batch, batch if backward else 0, n, layout, like
         )
         none, outputs = array_at(work, (0, n), like), array_at(y, (batch, q), like)
@@ -353,9 +383,10 @@ def _make_layer(key: int) -> Any:
         )
         if worst >= STAGNATED and counts.goes_on and n <= DIRECT:
             worst = finish_samples(A, backward, offset, d, value, status, steps, np.empty(batch), numbers)
-        if worst >= MAX_STEPS:
-            return worst
         if not backward and tensors[3] == 0:
+            outputs[:] = x
+            return worst
+        if worst >= MAX_STEPS:
             return worst
         if not backward:
             product(room, width, x, False, C, True, outputs, False)

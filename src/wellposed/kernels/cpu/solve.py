@@ -71,7 +71,8 @@ DIVERGED, NONFINITE = int(Status.DIVERGED), int(Status.NONFINITE)
     SLOW, PROBLEM,
 ) = range(17)  # fmt: skip
 SAMPLE, BIRTH = range(2)  # of `lanes`
-CLOSING = 2  # a sample that takes its last evaluation
+CLOSING = 2  # a sample that takes its last evaluations; larger numbers count them
+IMAGES = 2  # of an accepted point that are looked at where nobody knows whether the map contracts
 SPARE = 4  # a group takes new samples when this part of a vector is free: samples that start together end together
 
 
@@ -395,7 +396,7 @@ def record_residuals(work: Any, at: Any, lanes: Any, width: int, now: int, trace
     """Writes the residual of every running sample to its trace."""
     for i in range(width):
         s = lanes[SAMPLE * width + i]
-        if s >= 0 and work[at.single + ALIVE * width + i] != CLOSING:
+        if s >= 0 and work[at.single + ALIVE * width + i] < CLOSING:
             l1 = work[at.single + L1 * width + i]
             residual = work[at.single + RESIDUAL * width + i]
             trace[now - lanes[BIRTH * width + i], s] = residual if l1 == l1 else np.nan
@@ -409,7 +410,8 @@ def write_finished(
     """Writes those of the marked samples that finished in a step from `x` to `y`, and frees their lanes.
 
     The image of an accepted point is nearer to the equilibrium where the map contracts. Where nobody knows that,
-    CHECKED finds out by one evaluation more, which is no step.
+    CHECKED finds out by evaluations that are no steps: it takes images as long as their residuals do not grow, up
+    to `IMAGES` of them.
 
     Returns:
         how many have finished, and the step at which all lanes must be checked again.
@@ -421,12 +423,16 @@ def write_finished(
             continue
         s, index = lanes[SAMPLE * width + i], now - lanes[BIRTH * width + i]
         outcome, residual = CONVERGED, work[rows + RESIDUAL * width + i]
-        if work[rows + ALIVE * width + i] == CLOSING:
-            done += 1
-            lanes[SAMPLE * width + i], work[rows + ALIVE * width + i] = -1, 0
-            if residual <= work[rows + FIRST * width + i] and work[rows + L1 * width + i] < np.inf:
+        if work[rows + ALIVE * width + i] >= CLOSING:
+            falls = residual <= work[rows + FIRST * width + i] and work[rows + L1 * width + i] < np.inf
+            if falls:
+                work[rows + FIRST * width + i] = residual
                 for k in range(n):
                     value[s, k] = work[x + k * width + i]
+            work[rows + ALIVE * width + i] += 1
+            if not falls or work[rows + ALIVE * width + i] == CLOSING + IMAGES:
+                done += 1
+                lanes[SAMPLE * width + i], work[rows + ALIVE * width + i] = -1, 0
             continue
         limit = max(numbers.atol, numbers.rtol * work[rows + SIZE * width + i])
         if not (tolerant and work[rows + L1 * width + i] < np.inf and residual <= limit):
@@ -486,7 +492,7 @@ def candidates(work: Any, rows: int, size: int, lanes: Any, width: int, numbers:
         slow = work[rows + SLOW * width + i] > goal * work[size + i]
         work[rows + JUMPED * width + i] = slow & (work[rows + REST * width + i] <= 0)
     for i in range(width):
-        if lanes[SAMPLE * width + i] < 0 or work[rows + ALIVE * width + i] == CLOSING:
+        if lanes[SAMPLE * width + i] < 0 or work[rows + ALIVE * width + i] >= CLOSING:
             work[rows + JUMPED * width + i] = 0
     for i in range(width):
         count += work[rows + JUMPED * width + i] > 0
