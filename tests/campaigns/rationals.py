@@ -1,6 +1,6 @@
 """Small matrices of fractions: what is compared with floating point is computed here without rounding."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import product
 
@@ -120,7 +120,12 @@ def spread(A: Matrix, D: Sequence[Fraction]) -> Matrix | None:
 
 
 def relu_equilibrium(A: Matrix, v: Row) -> Row | None:
-    """The solution of ``x = max(Ax + v, 0)``, found among all sets of active states."""
+    """A solution of ``x = max(Ax + v, 0)``."""
+    return next(relu_equilibria(A, v), None)
+
+
+def relu_equilibria(A: Matrix, v: Row) -> Iterator[Row]:
+    """All solutions of ``x = max(Ax + v, 0)`` that stand alone, found among all sets of active states."""
     n = len(A)
     for active in product((ZERO, ONE), repeat=n):
         around = spread(A, active)
@@ -130,5 +135,4 @@ def relu_equilibrium(A: Matrix, v: Row) -> Row | None:
         x = [row[0] for row in times(around, driven)]
         z = [sum((a * b for a, b in zip(row, x, strict=True)), c) for row, c in zip(A, v, strict=True)]
         if all(x[i] == max(z[i], ZERO) for i in range(n)):
-            return x
-    return None
+            yield x

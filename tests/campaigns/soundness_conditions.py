@@ -324,7 +324,10 @@ def long_rows(draw: Draw, dtype: torch.dtype) -> Iterator[Finding]:
 
 
 def bounds(A: Tensor, draw: Draw) -> Iterator[Finding]:
-    """Every method on a ReLU loop: the exact equilibria of all corners of a box lie within, with no slack."""
+    """Every method on a ReLU loop: the exact equilibria of all corners of a box lie within, with no slack.
+
+    Of a loop without a certificate one equilibrium of every corner does, or nothing is said.
+    """
     n = len(A)
     if n > 3 or not bool(A.isfinite().all()):
         return
@@ -333,20 +336,26 @@ def bounds(A: Tensor, draw: Draw) -> Iterator[Finding]:
     box = Box.around(u, float(u.abs().max()) * float(draw.choice([0.0, 1e-9, 1e-2, 1.0])), None, None)
     form, E, weights = ImplicitForm(A, torch.eye(n, dtype=A.dtype), C), q.exact(A), q.exact(C)
     ends = zip(q.exact(box.lower)[0], q.exact(box.upper)[0], strict=True)
-    states = [q.relu_equilibrium(E, list(corner)) for corner in product(*ends)]
-    outputs = [q.times(weights, [[entry] for entry in x]) for x in states if x is not None]
+    states = [list(q.relu_equilibria(E, list(corner))) for corner in product(*ends)]
+    outputs = [[q.times(weights, [[entry] for entry in x]) for x in corner] for corner in states]
     for method in METHODS:
         try:
             proven = output_bounds(form, box, method)
         except (InputError, IllPosedError, MissingExtraError):
             continue
         lower, upper = proven.lower[0].tolist(), proven.upper[0].tolist()
-        good = (
-            len(outputs) == 2**n
-            and not any(map(math.isnan, (*lower, *upper)))
-            and all(_between(lower[i], y[i][0], upper[i]) for y in outputs for i in range(2))
-        )
-        yield f"exact corners, {method}", good, f"{lower} {upper} {[[float(e[0]) for e in y] for y in outputs]}"
+        inside = [
+            [all(_between(lower[i], y[i][0], upper[i]) for i in range(2)) for y in corner] for corner in outputs
+        ]
+        if proven.branch is None:
+            kind, good = "exact corners", all(corner and all(corner) for corner in inside)
+        elif bool(proven.branch.proven):
+            kind, good = "exact corners of a branch", all(any(corner) for corner in inside)
+        else:
+            kind, good = "no branch", not any(map(math.isfinite, (*lower, *upper)))
+        good = good and not any(map(math.isnan, (*lower, *upper)))
+        values = [[[float(e[0]) for e in y] for y in corner] for corner in outputs]
+        yield f"{kind}, {method}", good, f"{lower} {upper} {values}"
 
 
 def _between(lower: float, value: Fraction, upper: float) -> bool:

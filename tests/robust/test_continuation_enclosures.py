@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.campaigns.continuation import Tally, trial
+from tests.campaigns.continuation import Tally, case_of, trial
 from tests.robust.robust_cases import F64, exact_maximum, looped
 from wellposed.errors import IllPosedError
 from wellposed.forms import ImplicitForm
@@ -127,6 +127,28 @@ def test_a_sample_whose_box_is_not_proven_keeps_what_was_known():
     for k in range(2):
         alone = output_bounds(form, Box(both.lower[k : k + 1], both.upper[k : k + 1]), Crown(2))
         torch.testing.assert_close(alone.upper[0], together.upper[k], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", [5, 6, 10])
+def test_a_sample_does_not_depend_on_its_companions(seed):
+    """Some of these boxes are proven and some are not; the latter must not gain by what is done for the former."""
+    torch.manual_seed(seed)
+    form = looped(6, kappa=0.9)
+    u, radius = torch.rand(4, form.sizes[1], dtype=F64), torch.tensor([[0.01], [0.05], [0.2], [1.0]], dtype=F64)
+    together = output_bounds(form, Box(u - radius, u + radius))
+    for k in range(4):
+        alone = output_bounds(form, Box(u[k : k + 1] - radius[k], u[k : k + 1] + radius[k]))
+        torch.testing.assert_close(alone.upper[0], together.upper[k], rtol=1e-6, atol=1e-6)
+
+
+def test_a_second_pass_from_norms_is_for_those_samples_that_need_it():
+    """The second sample was 30 times tighter beside the fifth than it was alone."""
+    form = case_of(99, 12, torch.float32).form
+    torch.manual_seed(12)
+    u, radius = torch.rand(5, form.sizes[1]), 10 ** -(torch.rand(5, 1) * 4)
+    pair = Box(u[[1, 4]] - radius[[1, 4]], u[[1, 4]] + radius[[1, 4]])
+    alone = output_bounds(form, Box(pair.lower[:1], pair.upper[:1]))
+    torch.testing.assert_close(alone.upper[0], output_bounds(form, pair).upper[0], rtol=1e-4, atol=1e-4)
 
 
 def test_the_interior_is_strict():

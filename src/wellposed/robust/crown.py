@@ -865,17 +865,19 @@ def enclosed(
     refine = Refinement(backward, rounds, everything, slope_steps)
     if contracting or not continuation:
         backward.enclosure.run(refine)
-        if not continuation:
+        if not continuation or not query.form.order.loops:
             return [backward]
         other = CrownPass(backward.enclosure.copy())
-        tightened = query.form.order.loops and bool((_continue(replace(refine, backward=other), "") > 1).any())
-        return [backward, other] if tightened else [backward]
-    narrower = _continue(refine, reason)
-    near = (narrower > 1) & (narrower < FAR)
-    if reason or not bool(near.any()):
+        wanted = _continue(replace(refine, backward=other), "") > 1
+    else:
+        narrower = _continue(refine, reason)
+        wanted = (narrower > 1) & (narrower < FAR) & (not reason)
+        other = CrownPass(IntervalPropagation(query, lambda _: states))
+        if bool(wanted.any()):
+            other.enclosure.run(replace(refine, backward=other, samples=wanted))
+    if not bool(wanted.any()):
         return [backward]
-    other = CrownPass(IntervalPropagation(query, lambda _: states))
-    other.enclosure.run(replace(refine, backward=other, samples=near))
+    other.enclosure.take(~wanted, backward.enclosure)  # else they would depend on the batch
     return [backward, other]
 
 
@@ -906,9 +908,10 @@ def _continue(refine: Refinement, reason: str) -> Tensor:  # (B,)
                 except (IllPosedError, MethodError) as error:  # nothing bounds the error at the center
                     if reason:
                         raise IllPosedError(f"{reason}; {error}") from error
-        if fresh or bool((narrower > 1).any()):
+        moved = narrower > 1
+        if fresh or bool(moved.any()):
             enclosure.enclose(stage)
-            refine(stage)
+            (refine if fresh else replace(refine, samples=moved))(stage)
     return narrower
 
 

@@ -182,6 +182,13 @@ class IntervalPropagation:
         """Puts other intervals in the place of what is known of a block; whoever does so must prove them."""
         self._z[k], self._x[k], self._size[k] = z, x, size
 
+    def take(self, samples: Tensor, other: "IntervalPropagation") -> None:  # (B,)
+        """Puts what another enclosure knows of some samples in the place of what is known of them."""
+        mask = samples[:, None]
+        for k in range(len(self.activations)):
+            size = torch.where(mask, other.size(k), self.size(k))
+            self.replace(k, other.z(k).where(mask, self.z(k)), other.x(k).where(mask, self.x(k)), size)
+
     def assume(self, boxes: dict[int, Interval]) -> None:
         """Takes the pre-activations of some blocks to lie in boxes and within what is known of them."""
         for k, box in boxes.items():
