@@ -618,7 +618,9 @@ class _Search:
         found = regions.maximum(
             regions.units(region, unit), where[0], steps, (lam[where], weights[where], point[where])
         )
-        return _tightened(z, region, unit, found.bound), _kept_in(memory, where, found)
+        upper, lower = found.bound.chunk(2)
+        new = Interval(z.lower.index_put((region, unit), -lower), z.upper.index_put((region, unit), upper))
+        return new.within(z), _kept_in(memory, where, found)
 
     def _bound_goal(self, z: Interval, goal: list[int], bound: float, assumed: Objectives) -> float:
         """Bounds the least row of a goal as far as there is time, or until it is known to be negative.
@@ -701,7 +703,7 @@ class _Search:
         if len(least):
             self._try(regions.inputs_at(found.point))
         return [
-            _Part((-float(least[k]), next(self.number)), z.at(k), scores[k], _of_part(memory, k))
+            _Part((-float(least[k]), next(self.number)), z.at(k), scores[k], (lam[k], weights[k], point[k]))
             for k in range(len(least))
         ]
 
@@ -841,19 +843,6 @@ def _kept_in(memory: Start, where: tuple[Tensor, Tensor], found: Maximum) -> Sta
         weights.index_put(where, put),
         point.index_put(where, found.point),
     )
-
-
-def _of_part(memory: Start, index: int) -> Start:
-    lam, weights, point = memory
-    return lam[index], weights[index], point[index]
-
-
-def _tightened(z: Interval, region: Tensor, unit: Tensor, bound: Tensor) -> Interval:
-    """Intersects some pre-activations with bounds from above, and after these from below."""
-    upper, lower = bound.chunk(2)
-    new = Interval(z.lower.clone(), z.upper.clone())
-    new.lower[region, unit], new.upper[region, unit] = -lower, upper
-    return new.within(z)
 
 
 def _sum_up(bound: Tensor, offset: Tensor) -> Tensor:
