@@ -14,6 +14,8 @@ import torch
 from wellposed import ImplicitModel, ImplicitRNN
 from wellposed.convex import Automatic, Design, Homotopy, row_problem
 from wellposed.convex.solvers import path
+from wellposed.equilibrium import fixed_point
+from wellposed.equilibrium.compiled import CompiledLoop
 from wellposed.kernels import compile_family as other
 from wellposed.kernels.cpu import background, layer, projection, sequence, solve
 
@@ -173,6 +175,8 @@ def _signatures():
         solve.pack,
         solve.prepare_adjoint,
         layer.layer,
+        layer.accepts,
+        layer.largest_row_sum,
         projection.project,
         sequence.forward,
     ]
@@ -199,6 +203,8 @@ def test_all_that_models_call_is_compiled(dtype):
         rnn(s)
     wide = ImplicitModel(4, 2, 8, solver="picard", condition="spectral", executor="numba").to(dtype)
     wide(u).sum().backward()
+    f = lambda x, u: torch.relu(x / 3 + u)  # noqa: E731
+    fixed_point(f, torch.zeros_like(u), u, loop=CompiledLoop("none")).value.sum().backward()
     assert _signatures() == before
 
 

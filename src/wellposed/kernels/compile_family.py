@@ -87,10 +87,11 @@ def use_kernels(name: str, dtype: torch.dtype, memory: int) -> None:
     if name == MODEL:
         A, levels = NUMBA.project_rows(W, 0.9)
         NUMBA.project_rows_backward(W, levels, A)
+        NUMBA.accepts(spec, A, A)
+        NUMBA.norm(A)
         run_layer(NUMBA, spec, 0.9, u, W, B, C, D, bias).sum().backward()
         v = torch.rand(5, 3, dtype=dtype).requires_grad_()
         solve = AffineSolve(spec, NUMBA, Solve(options), trace=False)
-        NUMBA.accepts(spec, v.detach(), v.detach())
         affine_equilibrium(solve, v, torch.zeros_like(v), v.detach(), A)[0].sum().backward()
         return
     cell, h0 = CellMatrices(W, B, C, D, bias), torch.zeros(5, 2, dtype=dtype)
