@@ -55,6 +55,7 @@ LIBRARIES: dict[str, Callable[[Problem], Run]] = {
     "optimistix plain": optimistix_plain,
 }
 WRONG = 1e-2  # a gradient further off than this is called wrong
+CLEARLY = 1.5  # times the error of the best
 OURS = tuple(name for name in LIBRARIES if name.startswith("wellposed"))
 RIVALS = tuple(name for name in LIBRARIES if name not in OURS)
 COLUMNS = (
@@ -219,14 +220,15 @@ def losses(rows: list[Row]) -> list[str]:
 
 
 def inaccuracies(rows: list[Row]) -> list[str]:
-    """Says where the best rival is several times more accurate than we are."""
+    """Says where the best rival is clearly more accurate than we are."""
     lines = []
     for title, group in by_problem(rows):
-        mine = next(row for row in group if row.library in OURS and row.value_error is not None)
-        others = {row.library: row.value_error for row in group if row.library in RIVALS and row.value_error}
-        best = min(others, key=lambda name: others[name])
-        if mine.value_error is not None and mine.value_error > 5 * others[best]:
-            lines.append(f"- {title}: ours {mine.value_error:.0e}, {best} {others[best]:.0e}")
+        for kind in ("value", "gradient"):
+            errors = {row.library: error for row in group if (error := getattr(row, f"{kind}_error"))}
+            mine = next(errors[name] for name in OURS if name in errors)
+            best = min((name for name in errors if name in RIVALS), key=lambda name: errors[name])
+            if mine > CLEARLY * errors[best]:
+                lines.append(f"- {title}, {kind}: ours {mine:.1e}, {best} {errors[best]:.1e}")
     return lines
 
 
