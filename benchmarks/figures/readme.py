@@ -288,6 +288,25 @@ def cells_table(rows: list[dict[str, Any]]) -> str:
     return markdown(["cell", *groups], lines) + "\n"
 
 
+def first_call_table(rows: list[dict[str, Any]]) -> str:
+    """Lays out wall-clock seconds until the first answer, and until the first gradients where there are any."""
+    ways = {
+        "background": "nothing on the disk",
+        "waiting": "the same, waiting for the compiler",
+        "warm": "compiled before",
+        "plain loop": "plain loop",
+    }
+    lines = []
+    for work in dict.fromkeys(row["work"] for row in rows):
+        mine = {row["way"]: row for row in rows if row["work"] == work and row["device"] == "cpu"}
+        line = [f"`{work}`"]
+        for way in ways:
+            times = [mine[way][name] for name in ("forward", "both") if mine[way][name]] if way in mine else []
+            line.append(" / ".join(f"{wall:.2f}" for wall, _ in times) or "-")
+        lines.append(line)
+    return markdown(["seconds", *ways.values()], lines) + "\n"
+
+
 def files() -> dict[Path, str]:
     """Returns the text of everything that is written from records alone."""
     kernels, speed = read("kernels/layer.json"), read("rivals/equal_error.json")
@@ -297,6 +316,7 @@ def files() -> dict[Path, str]:
         ROOT / "docs" / "_static" / "speed.svg": speed_chart(speed),
         ROOT / "docs" / "speed-rivals.inc": speed_table(speed["rows"], rivals),
         ROOT / "docs" / "speed-cells.inc": cells_table(read("solve/cells.json")["rows"]),
+        ROOT / "docs" / "speed-first-call.inc": first_call_table(read("kernels/first_call.json")["rows"]),
         ROOT / "docs" / "verdicts.inc": verdict_table(),
         ROOT / "docs" / "speed-kernels.inc": speed_table(kernels["rows"], ["torchidl", "torchdeq"]),
     }
