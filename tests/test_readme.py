@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from test_docs import FENCE, blocks
 
 from benchmarks.figures import readme
+from benchmarks.rivals import compare
 from wellposed.cli import NEEDS, cli
 from wellposed.cli.demo import questions
 
@@ -41,6 +42,27 @@ def test_numbers_are_those_of_the_records():
 def test_charts_and_tables_are_those_of_the_records():
     for path, text in readme.files().items():
         assert path.read_text(encoding="utf-8") == text, f"{path} is not what the records say; run: make readme"
+
+
+def test_pages_on_rivals_say_what_was_measured():
+    about = readme.read("rivals/compare.json")
+    rows = [compare.Row(**row) for row in about.pop("rows")]
+    assert compare.PAGE.read_text(encoding="utf-8") == compare.page(rows, about)
+    count = len(compare.by_problem(rows))
+    faster, less_exact = "\n".join(compare.losses(rows)), "\n".join(compare.inaccuracies(rows))
+    optimistix, jaxopt = (count - faster.count(f"{name} plain") for name in ("optimistix", "jaxopt"))
+    values, gradients = (count - less_exact.count(f", {kind}:") for kind in ("value", "gradient"))
+    speed = " ".join((ROOT / "docs" / "speed.md").read_text(encoding="utf-8").split())
+    assert f"compares all libraries at one tolerance on {count} problems" in speed
+    assert f"of optimistix on {optimistix} and of jaxopt's compiled plain loop on {jaxopt}." in speed
+    assert f"most exact rival on {values} problems, gradients on {gradients}," in speed
+
+
+def test_a_larger_error_of_ours_is_named():
+    errors = {"torchidl": (2e-6, 1e-6), "wellposed fixed_point": (4e-6, 1.4e-6)}
+    rows = [compare.Row("ring", 20, 128, name, *pair) for name, pair in errors.items()]
+    (line,) = compare.inaccuracies(rows)
+    assert line.endswith(", value: ours 4.0e-06, torchidl 2.0e-06")
 
 
 def test_another_record_is_noticed():

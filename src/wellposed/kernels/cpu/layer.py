@@ -353,8 +353,8 @@ def _make_layer(key: int) -> Any:
             radius: of the l1 ball on which the rows of W are projected.
 
         Returns:
-            the largest status of a sample, plus `OUTPUTS` if an output is not finite; from MAX_STEPS on, outputs
-            and gradients are not computed. `NOT_FINITE` if W or v is not finite or there are no samples.
+            the largest status of a sample, plus `OUTPUTS` if an output is not finite; from MAX_STEPS on, C x + D u
+            and gradients are not computed, states are. `NOT_FINITE` if W or v is not finite or the batch is empty.
         """
         (batch, n, p, q), width, like = sizes, layout[11], parameters
         at, counts, numbers = unpack(layout, like)
