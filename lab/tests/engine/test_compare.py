@@ -421,6 +421,9 @@ def test_a_lead_over_a_network_that_did_not_learn_is_none():
     assert found.verdict == "undecided" and "the FFW of its size did not learn" in found.why
     better = [replace(one, values=(Value("accuracy", 0.97), *one.values[1:])) for one in both]
     assert judge(rule, better, 1.0).verdict == "reproduced"
+    worse = [replace(one, values=(Value("accuracy", 0.9), *one.values[1:])) for one in both[:3]]
+    found = judge(rule, [*worse, *better[3:]], 1.0)
+    assert "deq-467 did not learn" in found.why, "of a limit the model itself has to learn too"
 
 
 def test_no_order_is_judged_between_sides_of_different_schedules():
@@ -442,6 +445,9 @@ def test_no_order_is_judged_between_sides_of_different_schedules():
     assert judge(rule, [*deq, *long, *short], suite="noise-mnist").verdict == "refuted"
     both = [*deq, *long, *short, *of("deq-386", 0.5, 16, "2026-02")]
     assert judge(rule, both, suite="noise-mnist").verdict == "reproduced"
+    lost = [replace(one, values=(*one.values[:-1], Value("accuracy", 0.8))) for one in both[-3:]]
+    found = judge(rule, [*both[:-3], *lost], suite="noise-mnist")
+    assert found.verdict == "refuted" and "with batch_size 16, the accuracy at 0 of deq-386" in found.why
 
 
 def test_no_order_is_judged_where_both_sides_say_nothing():

@@ -4,7 +4,8 @@
 2. No order is judged in a seed in which a side did not learn (`Floor`),
 3. nor where both sides are at chance or saturated (`Plateau`).
 4. A smaller scale never overrules a larger one: where they disagree the claim is undecided. Tiny runs are never
-   judged. Nor is an order judged between sides whose schedules differ where a suite says that they must not.
+   judged. Nor is an order judged between sides whose schedules differ where a suite says that they must not; of
+   several that both sides have, one under which a side does not learn is left out.
 5. A number is reproduced if its mean lies within the tolerance, an order if it has at least half of the printed
    effect, 1 % where none is printed. A difference of the other sign is refuted, and so is a count that differs at
    scale paper.
@@ -140,7 +141,7 @@ class Sample:
     def shared(self, names: Sequence[str]) -> str:
         """Some of its settings, as text."""
         config = next(iter(self.records.values())).config
-        return repr([config.get(name) for name in names])
+        return ", ".join(f"{name} {config.get(name)}" for name in names)
 
     @property
     def diverged(self) -> list[int]:
@@ -170,6 +171,7 @@ class Sample:
 
 
 Index = dict[tuple[str, str], list[Record]]
+Schedules = dict[str, list[Sample]]  # by the settings that both sides share, the first choice first
 Printed = dict[Measure, float]
 
 
@@ -224,10 +226,11 @@ def _judge(claim: PublishedClaim, index: Index, printed: Printed) -> Verdict:
     if isinstance(claim.rule, NotATarget):
         return _not_judged(claim, claim.rule.reason)
     candidates = [_samples(measure, index) for measure in claim.rule.measures]
-    choices = _choices(claim, candidates)
-    if not choices:
+    scales = _choices(claim, candidates)
+    if not scales:
         return _not_judged(claim, _missing(claim, candidates, index))
-    return _across_scales(claim, [_judge_sides(claim, chosen, printed) for chosen in choices], printed)
+    judged = [{name: _judge_sides(claim, chosen, printed) for name, chosen in own.items()} for own in scales]
+    return _across_scales(claim, [_across_schedules(own) for own in judged], printed)
 
 
 def _judge_sides(claim: PublishedClaim, chosen: Sequence[Sample], printed: Printed) -> Verdict:
@@ -241,6 +244,16 @@ def _judge_sides(claim: PublishedClaim, chosen: Sequence[Sample], printed: Print
     if isinstance(claim.rule, AtMost | AtLeast):
         return _judge_limit(claim, claim.rule, chosen[0])
     raise InputError(f"a claim is judged by a rule of wellposed_lab.engine.claims; received {claim.rule!r}")
+
+
+def _across_schedules(judged: dict[str, Verdict]) -> Verdict:
+    """Takes the verdict of the first schedule under which enough seeds say something, else that of the first."""
+    schedule, first = next(iter(judged.items()))
+    for one in judged.values():
+        if one.verdict in DECIDED or (one.ours is not None and one.seeds >= MIN_SEEDS):
+            aside = "" if one is first else f"; with {schedule}, {first.why[0].lower()}{first.why[1:-1]}"
+            return replace(one, why=f"{one.why.rstrip('.')}{aside}.")
+    return first
 
 
 def _across_scales(claim: PublishedClaim, judged: Sequence[Verdict], printed: Printed) -> Verdict:
@@ -289,8 +302,8 @@ def _fits(ours: str | None, wanted: str | None) -> bool:
     return ours is None or wanted is None or ours == wanted
 
 
-def _choices(claim: PublishedClaim, candidates: list[list[Sample]]) -> list[list[Sample]]:
-    """Picks one configuration for each measure at every scale, the largest first.
+def _choices(claim: PublishedClaim, candidates: list[list[Sample]]) -> list[Schedules]:
+    """Picks one configuration for each measure at every scale, the largest first, under every schedule.
 
     Both sides are of one scale, and of the claim's own suite if that has both, else of another that has. Runs that
     failed are taken where there are no others.
@@ -307,26 +320,23 @@ def _choices(claim: PublishedClaim, candidates: list[list[Sample]]) -> list[list
     return []
 
 
-def _within_suite(first: str, candidates: list[list[Sample]]) -> list[Sample]:
+def _within_suite(first: str, candidates: list[list[Sample]]) -> Schedules:
     others = sorted({one.suite for samples in candidates for one in samples} - {first})
     for suite in (first, *others):
         here = [[one for one in samples if one.suite == suite] for samples in candidates]
         if all(here):
-            return [max(samples, key=lambda one: one.rank) for samples in _alike(suite, here)]
-    return [max(samples, key=lambda one: (one.suite == first, *one.rank)) for samples in candidates]
+            return _alike(suite, here)
+    return {"": [max(samples, key=lambda one: (one.suite == first, *one.rank)) for samples in candidates]}
 
 
-def _alike(suite: str, candidates: list[list[Sample]]) -> list[list[Sample]]:
-    """Keeps what agrees in the settings that the suite asks both sides to share; nothing if no two agree."""
+def _alike(suite: str, candidates: list[list[Sample]]) -> Schedules:
+    """Picks what agrees in the settings that the suite asks both sides to share; nothing if no two agree."""
     known = all_suites().get(suite)
-    if known is None or not known.alike:
-        return candidates
-    wanted = [{one.shared(known.alike) for one in samples} for samples in candidates]
-    ranks = {one.shared(known.alike): one.rank for one in sorted(candidates[0], key=lambda one: one.rank)}
-    both = set.intersection(*wanted)
-    best = max(both, key=lambda values: ranks[values], default=None)
-    kept = [[one for one in samples if one.shared(known.alike) == best] for samples in candidates]
-    return kept if both else []
+    names = known.alike if known else ()
+    best = [{one.shared(names): one for one in sorted(some, key=lambda one: one.rank)} for some in candidates]
+    both = [schedule for schedule in best[0] if all(schedule in other for other in best)]
+    ranked = sorted(both, key=lambda schedule: best[0][schedule].rank, reverse=True)
+    return {schedule: [some[schedule] for some in best] for schedule in ranked}
 
 
 def _missing(claim: PublishedClaim, candidates: list[list[Sample]], index: Index) -> str:
