@@ -1,6 +1,7 @@
 """Thresholds: judged seed by seed, with the records of what is beyond them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from wellposed_lab.engine.claims import Measure
@@ -99,6 +100,10 @@ def test_the_section_and_the_terminal_show_them():
     (facts,) = threshold_facts(checks_of([suite], records))
     assert facts["state"] == "not met" and facts["beyond"] == ["ours-default-1-1"]
     assert checks_of([suite], [record(0, {100.0: 0.5}, scale="tiny")]) == []
+    both = replace(suite, alike=("epochs",))
+    records += [record(0, {100.0: 0.5}, "rival"), record(0, {100.0: 9.0}, epochs=2, started="2026-02-01")]
+    ((_, one),) = checks_of([both], records)
+    assert one.values == {0: 0.5, 1: 7.0}, "a later schedule of fewer models is another comparison"
     bare = Suite("small", "Small", "A claim.", (), lambda scale: [], {})
     assert "Thresholds" not in section(SuiteResults("small", bare, records, []))
 

@@ -20,8 +20,6 @@ from wellposed_lab.experiments.noise.models import (
     WINDOW,
     Equilibrium,
     Pair,
-    penalty,
-    under_noise,
 )
 from wellposed_lab.experiments.noise.regression import BumpRegression, PenalisedRegressionRun, RegressionRun
 from wellposed_lab.experiments.noise.solve import (
@@ -36,13 +34,41 @@ from wellposed_lab.experiments.noise.solve import (
 from wellposed_lab.experiments.noise.training import Trainer, chosen, score, train
 from wellposed_lab.networks.twins import FeedForward
 
-from wellposed.equilibrium import Implicit, MeanRelative, Relative, Unrolled, fixed_point, watch
-from wellposed.models import Noise
+from wellposed.equilibrium import Implicit, MeanRelative, Relative, Stopping, Unrolled, fixed_point, watch
+from wellposed.models import Noise, Noisy, jacobian_penalty
 from wellposed.training import fit
 from wellposed.training.checkpoint import Checkpoint
 
 CPU, INPUTS, CLASSES = torch.device("cpu"), 12, 4
 SCHEDULE = Schedule(images=48, epochs=2, batch_size=16, learning_rate=1e-3)
+
+
+def stopping(noisy: bool, training: bool) -> Stopping:
+    """Returns the rule of 004 Table 1: averaged under noise and in every test, plain in training without noise."""
+    return MeanRelative(LOOSE, WINDOW) if noisy or not training else Relative(TIGHT, norm="2")
+
+
+def under_noise(model: nn.Module, decibels: float | None, seed: int, *, training: bool) -> Noisy:
+    """Returns the model with signal noise of that strength, solved as 004 solves it."""
+    if isinstance(model, Equilibrium):
+        model.deq.stop = stopping(decibels is not None, training)
+    device = next(model.parameters()).device
+    return Noisy(model, Noise(signal=decibels, generator=torch.Generator(device).manual_seed(seed)))
+
+
+def penalty(model: nn.Module, u: Tensor) -> Tensor:  # ()
+    """Returns the Jacobian penalty: of the cell at the equilibrium, or of every layer."""
+    if isinstance(model, Equilibrium):
+        with torch.no_grad():
+            x = model.deq(u)
+        return jacobian_penalty(model.deq.cell, x, u).mean()
+    assert isinstance(model, FeedForward)
+    x = z = model.encode(u)
+    total = torch.zeros((), device=u.device)
+    for layer in model.layers:
+        total = total + jacobian_penalty(layer, z, x).mean()
+        z = layer(z, x)
+    return total
 
 
 def data() -> tuple[Tensor, Tensor]:
@@ -383,3 +409,13 @@ def test_states_that_are_filled_up_have_no_noise() -> None:
     amplitude = Noises([0.0, 0.0], Draws(members, CPU, 240)).amplitude
     for member, row in zip(members, amplitude[:, 0], strict=True):
         assert int(row.count_nonzero()) == member.pair.width and bool(row[: member.pair.width].all())
+
+
+def test_penalty_counts_every_layer_and_noise_reaches_both_kinds() -> None:
+    u = torch.rand(6, 8, generator=torch.Generator().manual_seed(0))
+    for pair in (Pair("ffw", 3), Pair("deq", 1)):
+        model = pair.build(8, 4, 0)
+        value = penalty(model, u)
+        assert float(value) > 0 and value.requires_grad
+        quiet, noisy = (under_noise(model, at, 0, training=False)(u) for at in (None, 0.0))
+        assert not torch.allclose(quiet, noisy)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from wellposed_lab.engine.experiment import get_suite
 from wellposed_lab.engine.run import Context, grouped
-from wellposed_lab.experiments.noise.models import WIDTHS, Equilibrium, Pair, penalty, sensitivities, under_noise
+from wellposed_lab.experiments.noise.models import WIDTHS, Equilibrium, Pair, sensitivities
 from wellposed_lab.experiments.noise.solvers import ClassicalAnderson, SolverTraceRun, mean_root
 from wellposed_lab.networks.twins import FeedForward
 
@@ -91,13 +91,3 @@ def test_sensitivity_of_a_network_is_the_derivative_of_its_last_state() -> None:
     found, radius = sensitivities(model, u, seed=7)
     assert found == pytest.approx(float(J.norm(dim=0).mean()) / 0.1, rel=1e-4)
     assert 0 < radius < 1
-
-
-def test_penalty_counts_every_layer_and_noise_reaches_both_kinds() -> None:
-    u = torch.rand(6, 8, generator=torch.Generator().manual_seed(0))
-    for pair in (Pair("ffw", 3), Pair("deq", 1)):
-        model = pair.build(8, 4, 0)
-        value = penalty(model, u)
-        assert float(value) > 0 and value.requires_grad
-        quiet, noisy = (under_noise(model, at, 0, training=False)(u) for at in (None, 0.0))
-        assert not torch.allclose(quiet, noisy)

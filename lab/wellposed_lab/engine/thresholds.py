@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 from wellposed.errors import InputError
 from wellposed_lab.config import JUDGED_SCALES
 from wellposed_lab.engine.claims import Measure, is_sentence
-from wellposed_lab.engine.store import Record, settings
+from wellposed_lab.engine.store import Record, settings, trained_alike
 from wellposed_lab.tasks.task import Point
 
 State = Literal["met", "not met", "not run"]
@@ -29,6 +29,10 @@ class HasThresholds(Protocol):
     @property
     def thresholds(self) -> tuple["Threshold", ...]:
         """What every seed has to reach."""
+
+    @property
+    def alike(self) -> tuple[str, ...]:
+        """Settings in which all models that are compared agree."""
 
 
 @dataclass(frozen=True)
@@ -209,15 +213,21 @@ class Check:
         return [self.ids[seed][0] for seed in self.failing if self.ids[seed]]
 
 
-def check(thresholds: Iterable[Threshold], records: Sequence[Record]) -> list[Check]:
+def check(thresholds: Iterable[Threshold], records: Sequence[Record], alike: Sequence[str] = ()) -> list[Check]:
     """Judges thresholds by the records of their suite, derived numbers included; tiny runs are not judged.
+
+    Args:
+        thresholds: to be judged.
+        records: of the suite.
+        alike: settings in which all records agree that are compared.
 
     Example:
         >>> far = Measure("test_mse", "implicit", "identity", at=205)
         >>> [one.state for one in check([Threshold("The error at 205 is at most 1.", far, "at most", 1.0)], [])]
         ['not run']
     """
-    return [_check(threshold, records) for threshold in thresholds]
+    kept = trained_alike(records, alike)
+    return [_check(threshold, kept) for threshold in thresholds]
 
 
 def checks_of(suites: Iterable["HasThresholds"], records: Sequence[Record]) -> list[tuple[str, Check]]:
@@ -225,7 +235,8 @@ def checks_of(suites: Iterable["HasThresholds"], records: Sequence[Record]) -> l
     checks = []
     for suite in suites:
         own = [record for record in records if record.suite == suite.name]
-        checks += [(suite.name, one) for one in check(suite.thresholds, own) if one.state != "not run"]
+        judged = check(suite.thresholds, own, suite.alike)
+        checks += [(suite.name, one) for one in judged if one.state != "not run"]
     return checks
 
 

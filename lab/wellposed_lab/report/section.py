@@ -169,7 +169,7 @@ def _thresholds(results: SuiteResults) -> Html:
     """Shows what every seed has to reach; not for tiny runs, which are not judged."""
     if results.suite is None or not results.records:
         return Html("")
-    checks = check(results.suite.thresholds, with_derived(results.records))
+    checks = check(results.suite.thresholds, with_derived(results.records), results.suite.alike)
     if not checks:
         return Html("")
     return join(

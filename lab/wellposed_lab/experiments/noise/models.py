@@ -6,8 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from wellposed.equilibrium import MeanRelative, Picard, Relative, Stopping
-from wellposed.models import DEQ, DenseCell, Noise, Noisy, jacobian_penalty, noise_sensitivity
+from wellposed.equilibrium import Picard
+from wellposed.models import DEQ, DenseCell, noise_sensitivity
 from wellposed.models.noise import sensitivity_norms
 from wellposed_lab.networks.twins import FeedForward, HiddenLayer
 
@@ -92,34 +92,6 @@ class Equilibrium(nn.Module):
         """Computes the outputs."""
         y: Tensor = self.readout(self.deq(u))
         return y
-
-
-def stopping(noisy: bool, training: bool) -> Stopping:
-    """Returns the rule of 004 Table 1: averaged under noise and in every test, plain in training without noise."""
-    return MeanRelative(LOOSE, WINDOW) if noisy or not training else Relative(TIGHT, norm="2")
-
-
-def under_noise(model: nn.Module, decibels: float | None, seed: int, *, training: bool) -> Noisy:
-    """Returns the model with signal noise of that strength, solved as 004 solves it."""
-    if isinstance(model, Equilibrium):
-        model.deq.stop = stopping(decibels is not None, training)
-    device = next(model.parameters()).device
-    return Noisy(model, Noise(signal=decibels, generator=torch.Generator(device).manual_seed(seed)))
-
-
-def penalty(model: nn.Module, u: Tensor) -> Tensor:  # ()
-    """Returns the Jacobian penalty: of the cell at the equilibrium, or of every layer."""
-    if isinstance(model, Equilibrium):
-        with torch.no_grad():
-            x = model.deq(u)
-        return jacobian_penalty(model.deq.cell, x, u).mean()
-    assert isinstance(model, FeedForward)
-    x = z = model.encode(u)
-    total = torch.zeros((), device=u.device)
-    for layer in model.layers:
-        total = total + jacobian_penalty(layer, z, x).mean()
-        z = layer(z, x)
-    return total
 
 
 @torch.no_grad()
