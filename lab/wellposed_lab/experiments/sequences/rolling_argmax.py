@@ -72,13 +72,10 @@ def training(scale: Scale, task: Task, model: Choice) -> Training:
     """Chooses settings by the validation loss; the papers print none for this task."""
     if scale == "tiny":
         return Training(epochs=2, batch_size=100, learning_rate=0.01)
-    if scale == "paper":
-        return Training(epochs=1000, batch_size=100, learning_rate=0.01, schedule=None)
-    if model.name == "logistic":
-        return Training(epochs=40, batch_size=100, learning_rate=1.0)
-    if model.name.startswith("transformer"):
-        return Training(epochs=15, batch_size=100, learning_rate=0.01)
-    return Training(epochs=20 if model.name == "rnn-relu" else 40, batch_size=100, learning_rate=0.01)
+    epochs = 1000 if scale == "paper" else 15 if model.name.startswith("transformer") else 40
+    if scale == "default" and model.name == "rnn-relu":
+        epochs = 20
+    return Training(epochs=epochs, batch_size=100, learning_rate=1.0 if model.name == "logistic" else 0.01)
 
 
 def findings(records: Sequence[Record]) -> list[str]:

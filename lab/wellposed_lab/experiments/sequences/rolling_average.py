@@ -43,13 +43,11 @@ def training(scale: Scale, task: Task, model: Choice) -> Training:
     """Chooses settings by the validation loss; the papers print none for this task."""
     if scale == "tiny":
         return Training(epochs=2, batch_size=100, learning_rate=0.01)
-    if scale == "paper":
-        return Training(epochs=1000, batch_size=100, learning_rate=0.01, schedule=None)
-    if model.name.startswith("transformer"):
-        return Training(epochs=15, batch_size=100, learning_rate=3e-3)
-    if model.name == "implicit-rnn" or (model.name, model.size) == ("lstm", "000"):
-        return Training(epochs=20, batch_size=100, learning_rate=3e-3)
-    return Training(epochs=40 if model.name.startswith("implicit") else 20, batch_size=100, learning_rate=0.01)
+    transformer = model.name.startswith("transformer")
+    careful = transformer or model.name == "implicit-rnn" or (model.name, model.size) == ("lstm", "000")
+    long = model.name.startswith("implicit") and not careful
+    epochs = 1000 if scale == "paper" else 15 if transformer else 40 if long else 20
+    return Training(epochs=epochs, batch_size=100, learning_rate=3e-3 if careful else 0.01)
 
 
 def findings(records: Sequence[Record]) -> list[str]:

@@ -71,11 +71,10 @@ def training(scale: Scale, task: Task, model: Choice) -> Training:
     """Chooses settings by the validation loss; the papers print none for this task."""
     if scale == "tiny":
         return Training(epochs=2, batch_size=100, learning_rate=0.01)
-    if scale == "paper":
-        return Training(epochs=1000, batch_size=100, learning_rate=0.01, schedule=None)
-    if model.name.startswith("transformer"):
-        return Training(epochs=15, batch_size=100, learning_rate=3e-3)
-    return Training(epochs=40, batch_size=100, learning_rate=3e-3 if model.name == "implicit-rnn" else 0.01)
+    transformer = model.name.startswith("transformer")
+    epochs = 1000 if scale == "paper" else 15 if transformer else 40
+    careful = transformer or model.name == "implicit-rnn"
+    return Training(epochs=epochs, batch_size=100, learning_rate=3e-3 if careful else 0.01)
 
 
 def findings(records: Sequence[Record]) -> list[str]:
