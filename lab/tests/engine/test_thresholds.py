@@ -101,7 +101,8 @@ def test_the_section_and_the_terminal_show_them():
     assert facts["state"] == "not met" and facts["beyond"] == ["ours-default-1-1"]
     assert checks_of([suite], [record(0, {100.0: 0.5}, scale="tiny")]) == []
     both = replace(suite, alike=("epochs",))
-    records += [record(0, {100.0: 0.5}, "rival"), record(0, {100.0: 9.0}, epochs=2, started="2026-02-01")]
+    later = [record(seed, {100.0: 9.0}, epochs=2, started="2026-02-01") for seed in range(2)]
+    records += [record(0, {100.0: 0.5}, "rival"), *later]
     ((_, one),) = checks_of([both], records)
     assert one.values == {0: 0.5, 1: 7.0}, "a later schedule of fewer models is another comparison"
     bare = Suite("small", "Small", "A claim.", (), lambda scale: [], {})
